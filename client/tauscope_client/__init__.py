@@ -1,0 +1,1 @@
+"""The evaluation client of tauscope: no model code, no torch."""

@@ -1,0 +1,1 @@
+"""The tauscope drafter service: drafts for many anchors at once over HTTP."""

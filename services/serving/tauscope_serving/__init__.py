@@ -1,0 +1,1 @@
+"""What both tauscope services share over HTTP. Never imports torch."""

@@ -1,0 +1,1 @@
+"""The tauscope target service: hidden layers of a large model over HTTP."""
