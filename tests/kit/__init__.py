@@ -1,0 +1,1 @@
+"""Tiny real models, free ports and other things that several test packages need."""
