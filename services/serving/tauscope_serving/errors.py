@@ -1,0 +1,89 @@
+"""The one table from domain errors to HTTP statuses, and the body every error answer has."""
+
+import logging
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from tauscope_wire import errors
+from tauscope_wire.errors import ErrorCode, RetryableError, TauscopeError
+from tauscope_wire.messages import ErrorBody, ErrorInfo
+
+log = logging.getLogger(__name__)
+
+STATUS: Mapping[type[TauscopeError], int] = {
+    errors.MalformedBodyError: 400,
+    errors.AuthenticationError: 401,
+    errors.PermissionDeniedError: 403,
+    errors.NotFoundError: 404,
+    errors.MismatchError: 409,
+    errors.GoneError: 410,
+    errors.TooLargeError: 413,
+    errors.RequestError: 422,
+    errors.CheckpointError: 422,
+    errors.QuotaError: 429,
+    errors.InternalError: 500,
+    errors.WireError: 502,
+    errors.UnreachableError: 502,
+    errors.UnavailableError: 503,
+    errors.DeadlineError: 504,
+}
+"""Looked up along the exception's class hierarchy, nearest first. 502: the service's own upstream failed."""
+
+
+def status_of(error: TauscopeError) -> int:
+    """HTTP status of a domain error."""
+    for kind in type(error).__mro__:
+        if kind in STATUS:
+            return STATUS[kind]
+    return 500
+
+
+def error_response(error: TauscopeError, request_id: str) -> JSONResponse:
+    """The answer for a domain error, with `Retry-After` where trying again can help."""
+    info = ErrorInfo(code=error.code, message=error.message, request_id=request_id, details=error.details)
+    headers = {"X-Request-Id": request_id}
+    if isinstance(error, RetryableError):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, errors.AuthenticationError):
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(ErrorBody(error=info).model_dump(mode="json"), status_of(error), headers)
+
+
+def install(app: FastAPI) -> None:
+    """Make every failure of `app` answer with an error body; unexpected ones are logged and stay nameless."""
+
+    async def on_domain_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, TauscopeError)
+        request.state.error_code = str(error.code)
+        return error_response(error, request_id(request))
+
+    async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        code = {
+            HTTPStatus.NOT_FOUND: ErrorCode.ROUTE_UNKNOWN,
+            HTTPStatus.METHOD_NOT_ALLOWED: ErrorCode.METHOD_NOT_ALLOWED,
+        }.get(HTTPStatus(error.status_code), ErrorCode.INVALID_REQUEST)
+        message = f"{request.method} {request.url.path}: {error.detail}; the routes are listed at /docs"
+        info = ErrorInfo(code=code, message=message, request_id=request_id(request))
+        request.state.error_code = str(code)
+        return JSONResponse(ErrorBody(error=info).model_dump(mode="json"), error.status_code, error.headers)
+
+    async def on_defect(request: Request, error: Exception) -> JSONResponse:
+        log.error("unexpected failure", exc_info=error, extra={"request_id": request_id(request)})
+        request.state.error_code = str(ErrorCode.INTERNAL)
+        nameless = errors.InternalError("unexpected failure of the service; its log has the request id")
+        return error_response(nameless, request_id(request))
+
+    app.add_exception_handler(TauscopeError, on_domain_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_defect)
+
+
+def request_id(request: Request) -> str:
+    """Id of the request, set by the service's outermost middleware."""
+    return str(getattr(request.state, "request_id", ""))

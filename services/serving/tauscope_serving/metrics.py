@@ -1,0 +1,54 @@
+"""Prometheus metrics that both services have; each service adds its own to the same registry."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+SECONDS_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class ServiceMetrics:
+    """Request metrics of one service, in a registry of its own (two services may share a process in tests).
+
+    Args:
+        prefix: `tauscope_target` or `tauscope_drafter`.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.registry = CollectorRegistry()
+        self.prefix = prefix
+        self.requests = Counter(
+            f"{prefix}_requests",
+            "Requests by route, status and key",
+            ("route", "status", "key"),
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            f"{prefix}_request_seconds",
+            "Time from the first byte of a request to the last of its answer",
+            ("route",),
+            registry=self.registry,
+            buckets=SECONDS_BUCKETS,
+        )
+        self.in_flight = Gauge(f"{prefix}_requests_in_flight", "Requests being answered", registry=self.registry)
+        self.rejected = Counter(
+            f"{prefix}_rejected", "Requests answered with an error, by its code", ("code",), registry=self.registry
+        )
+        self.tokens = Counter(
+            f"{prefix}_tokens", "Tokens accepted for compute, by key", ("key",), registry=self.registry
+        )
+        self.answer_bytes = Counter(
+            f"{prefix}_answer_bytes", "Bytes of tensor answers, by key", ("key",), registry=self.registry
+        )
+
+    def gauge(self, name: str, help_text: str) -> Gauge:
+        """A gauge `<prefix>_<name>` in this registry."""
+        return Gauge(f"{self.prefix}_{name}", help_text, registry=self.registry)
+
+    def counter(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Counter:
+        """A counter `<prefix>_<name>` in this registry."""
+        return Counter(f"{self.prefix}_{name}", help_text, labels, registry=self.registry)
+
+    def histogram(
+        self, name: str, help_text: str, *, labels: tuple[str, ...] = (), buckets: tuple[float, ...]
+    ) -> Histogram:
+        """A histogram `<prefix>_<name>` in this registry."""
+        return Histogram(f"{self.prefix}_{name}", help_text, labels, buckets=buckets, registry=self.registry)
