@@ -1,0 +1,9 @@
+"""Prompt files as people have them, read into one kind of record.
+
+Owns the formats and their errors. Does not own tokens: prompts are rendered by the target service.
+"""
+
+from tauscope_client.prompts.files import PromptFile, PromptFileError, load_prompts
+from tauscope_client.prompts.record import PromptRecord
+
+__all__ = ["PromptFile", "PromptFileError", "PromptRecord", "load_prompts"]
