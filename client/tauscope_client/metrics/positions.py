@@ -71,7 +71,7 @@ class PositionCounts:
     @property
     def conditional_rate(self) -> Curve:
         """#(accepted >= i) / #(accepted >= i-1): the product of the first i is the prefix rate."""
-        return ratio_curve(self.prefix, np.concatenate([[self.num_anchors], self.prefix[:-1]]))
+        return ratio_curve(self.prefix, np.concatenate([[self.num_anchors], self.prefix])[: self.prefix.size])
 
     @property
     def teacher_forced_accuracy(self) -> Curve:
