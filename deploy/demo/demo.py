@@ -1,8 +1,8 @@
 """The demo: both services on free loopback ports with the bundled models, one evaluation, then everything stops.
 
-Usage: python deploy/demo/demo.py [--out DIR] [--keep]. Every command that it runs is printed, so that it can be typed by
-hand. The bundled target is a hybrid (gated delta) model and this is a CPU, so the target service is told by name that
-the slow reference kernels are wanted: --allow-reference-kernels. On a GPU you would leave that flag out.
+Usage: python deploy/demo/demo.py [--out DIR] [--keep]. Every command that it runs is printed, so that it can be typed
+by hand. The bundled target is a hybrid (gated delta) model and this is a CPU, so the target service is told by name
+that the slow reference kernels are wanted: --allow-reference-kernels. On a GPU you would leave that flag out.
 """
 
 import argparse
