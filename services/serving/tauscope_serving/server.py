@@ -73,6 +73,13 @@ def serve(
         listener: a bound socket, see `bind`.
         started: called once when connections are accepted.
     """
+    build_server(app, settings, started=started).run(sockets=[listener])
+
+
+def build_server(
+    app: FastAPI, settings: ServingSettings, *, started: Callable[[], None] | None = None
+) -> uvicorn.Server:
+    """The server that `serve` runs; `should_exit = True` stops it from another thread."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -83,7 +90,7 @@ def serve(
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-    _Announcing(config, started).run(sockets=[listener])
+    return _Announcing(config, started)
 
 
 class _Announcing(uvicorn.Server):
