@@ -2,10 +2,13 @@
 
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 
 from tauscope_serving.keys import KeyRole, Principal
+from tauscope_serving.settings import is_loopback_host
+from tauscope_wire.errors import PermissionDeniedError
 
 
 def allowed(role: KeyRole) -> Callable[[Request], AsyncIterator[Principal]]:
@@ -19,6 +22,8 @@ def allowed(role: KeyRole) -> Callable[[Request], AsyncIterator[Principal]]:
 
     async def admit(request: Request) -> AsyncIterator[Principal]:
         access = request.app.state.access
+        if access.keyring.is_open:
+            _refuse_foreign_page(request)
         principal: Principal = access.keyring.principal(request.headers)
         request.state.key_name = principal.name
         principal.require(role)
@@ -26,6 +31,22 @@ def allowed(role: KeyRole) -> Callable[[Request], AsyncIterator[Principal]]:
             yield principal
 
     return admit
+
+
+def _refuse_foreign_page(request: Request) -> None:
+    """Without keys, a web page that a user of this machine visits could call the service through the browser.
+
+    Browsers name the page in `Origin`; programs do not send it. Keys make this check needless: a page has none.
+
+    Raises:
+        PermissionDeniedError: the page is not one of this machine (this service's own `/docs`, for example).
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and not is_loopback_host(urlsplit(origin).hostname or ""):
+        raise PermissionDeniedError(
+            "a web page of another machine may not call a service that is open without keys; use keys, or a program",
+            details={"header": "origin"},
+        )
 
 
 Reader = Annotated[Principal, Depends(allowed("read"))]

@@ -1,13 +1,18 @@
 """Tensor answers: a wire `Body` handed to the socket in slices, with its length known up front."""
 
+import asyncio
 from collections.abc import Callable
 
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from tauscope_wire.writer import Body
+from tauscope_wire.body import Body
+from tauscope_wire.errors import UnreachableError
 
 MSGPACK = "application/msgpack"
+
+SLICE_TIMEOUT_S = 60.0
+"""A caller that does not take one slice (1 MiB) within this time is given up: its answer would hold memory for ever."""
 
 
 class TensorResponse(StreamingResponse):
@@ -17,17 +22,34 @@ class TensorResponse(StreamingResponse):
         body: what to send; its slices are taken in a worker thread, so they may wait for a pass that still computes.
         request_id: echoed in `X-Request-Id`.
         on_close: called exactly once, when the body is sent or given up (unpins a handle, say).
+        slice_timeout_s: bound on one slice.
     """
 
-    def __init__(self, body: Body, request_id: str, *, on_close: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        body: Body,
+        request_id: str,
+        *,
+        on_close: Callable[[], None] | None = None,
+        slice_timeout_s: float = SLICE_TIMEOUT_S,
+    ) -> None:
         headers = {"Content-Length": str(body.nbytes), "X-Request-Id": request_id}
         super().__init__(body.slices(), media_type=MSGPACK, headers=headers)
         self._on_close = on_close
+        self._slice_timeout_s = slice_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the body; a caller that vanishes ends it early."""
+        """Send the body; a caller that vanishes or stops reading ends it early."""
+
+        async def bounded(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._slice_timeout_s):
+                    await send(message)
+            except TimeoutError:
+                raise UnreachableError(f"the caller took nothing for {self._slice_timeout_s:g} s") from None
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, bounded)
         finally:
             if self._on_close is not None:
                 self._on_close()

@@ -1,33 +1,58 @@
-"""Request bodies: JSON or msgpack with the same fields, bounded before they are parsed."""
+"""Request bodies: JSON or msgpack with the same fields, bounded in size and time before they are parsed."""
 
+import asyncio
 import json
 from typing import Any, NoReturn, TypeVar
 
 import msgpack
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
-from tauscope_wire.errors import ErrorCode, MalformedBodyError, RequestError, TooLargeError
+from tauscope_serving.errors import first_problem
+from tauscope_wire.errors import DeadlineError, ErrorCode, MalformedBodyError, TooLargeError, UnavailableError
 
 MSGPACK_TYPES = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
+
+BODY_GRACE_S = 30.0
+"""A body may take this long, whatever its size."""
+
+SLOWEST_BYTES_PER_S = 64 << 10
+"""Each byte that arrived buys time at this rate (half a megabit per second): slow lines pass, stalled ones do not."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
-async def read_bytes(request: Request, *, max_bytes: int) -> bytearray:
+async def read_bytes(request: Request, *, max_bytes: int, grace_s: float = BODY_GRACE_S) -> bytearray:
     """The whole body; stops reading at the first byte over the limit.
 
     Raises:
         TooLargeError: the declared or the real length exceeds `max_bytes`.
+        DeadlineError: it came slower than `SLOWEST_BYTES_PER_S` after `grace_s`.
+        UnavailableError: the caller left in the middle (code `cancelled`).
     """
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        _refuse_size(int(declared), max_bytes)
+    if declared.isascii() and declared.isdigit() and int(declared[:19]) > max_bytes:
+        _refuse_size(int(declared[:19]), max_bytes)
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > max_bytes:
-            _refuse_size(len(body), max_bytes)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    try:
+        async with asyncio.timeout(grace_s) as allowance:
+            async for piece in request.stream():
+                body += piece
+                if len(body) > max_bytes:
+                    _refuse_size(len(body), max_bytes)
+                allowance.reschedule(started + grace_s + len(body) / SLOWEST_BYTES_PER_S)
+    except TimeoutError:
+        raise DeadlineError(
+            f"only {len(body)} bytes of the body came in {loop.time() - started:.0f} s; send it faster",
+            details={"received_bytes": len(body)},
+        ) from None
+    except ClientDisconnect:
+        raise UnavailableError(
+            "the caller closed the connection before its body was there", ErrorCode.CANCELLED
+        ) from None
     return body
 
 
@@ -51,6 +76,7 @@ async def read_body(request: Request, model: type[M], *, max_bytes: int) -> M:
         TooLargeError: over the limit.
         MalformedBodyError: not JSON/msgpack, or not a map.
         RequestError: a field is wrong; the message names it.
+        DeadlineError, UnavailableError: see `read_bytes`.
     """
     body = await read_bytes(request, max_bytes=max_bytes)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -60,19 +86,44 @@ async def read_body(request: Request, model: type[M], *, max_bytes: int) -> M:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise _first_problem(error) from None
+        raise first_problem(error.errors(include_url=False, include_input=False)) from None
+
+
+def described_body(model: type[BaseModel]) -> dict[str, Any]:
+    """For `openapi_extra=`: what `read_body` accepts, so that the OpenAPI document shows it."""
+    content = {"schema": inline_schema(model)}
+    return {"requestBody": {"required": True, "content": {"application/json": content, "application/msgpack": content}}}
+
+
+def inline_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """JSON schema of `model` without references (our requests are not recursive)."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                name = str(node["$ref"]).rpartition("/")[2]
+                return resolve(definitions[name] | {k: v for k, v in node.items() if k != "$ref"})
+            return {k: resolve(v) for k, v in node.items()}
+        return [resolve(v) for v in node] if isinstance(node, list) else node
+
+    resolved: dict[str, Any] = resolve(schema)
+    return resolved
 
 
 def _unpack(body: bytearray) -> Any:
     try:
-        return msgpack.unpackb(body, raw=False, strict_map_key=True, max_buffer_size=len(body))
+        return msgpack.unpackb(
+            body, raw=False, strict_map_key=True, max_buffer_size=len(body), object_pairs_hook=_map_of
+        )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise MalformedBodyError(f"the body is not msgpack: {type(error).__name__}") from None
 
 
 def _load_json(body: bytearray) -> Any:
     try:
-        return json.loads(body, parse_constant=_refuse_constant)
+        return json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_map_of)
     except (ValueError, RecursionError) as error:
         where = f" at byte {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
         raise MalformedBodyError(
@@ -80,14 +131,13 @@ def _load_json(body: bytearray) -> Any:
         ) from None
 
 
+def _map_of(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A map; a key given twice is an error, because which of the two counts would be anybody's guess."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise MalformedBodyError("a field is given twice in one map; give it once")
+    return found
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
-
-
-def _first_problem(error: ValidationError) -> RequestError:
-    """One line that names the field; input values are left out, they may be prompt text."""
-    problem = error.errors(include_url=False, include_input=False)[0]
-    field = ".".join(str(part) for part in problem["loc"]) or "body"
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    message = problem["msg"].removeprefix("Value error, ")
-    return RequestError(f"{field}: {message}{more}", details={"field": field, "kind": problem["type"]})

@@ -8,45 +8,17 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic
 
-from tauscope_wire.errors import DeadlineError, ErrorCode, InternalError, TauscopeError, UnavailableError
+from tauscope_serving.tickets import J, Pack, R, Ticket, fail, is_ours, nameless, own_copy
+from tauscope_wire.errors import DeadlineError, ErrorCode, InternalError, UnavailableError
 
 log = logging.getLogger(__name__)
 
-J = TypeVar("J")
-R = TypeVar("R")
-
-
-@dataclass(eq=False)
-class Ticket(Generic[J, R]):
-    """One job that waits for its pass.
-
-    Attributes:
-        job: what to compute.
-        cost: its size in the unit of the packing budget (tokens).
-        caller: who asked, for fairness.
-        deadline: clock reading after which nobody wants the result.
-        arrived: clock reading when it was queued.
-    """
-
-    job: J
-    cost: int
-    caller: str
-    deadline: float
-    arrived: float
-    future: "Future[R]" = field(default_factory=Future)
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the caller has gone."""
-        return self.future.cancelled()
-
-
-Pack = Callable[[Sequence[Ticket[J, R]]], list[Ticket[J, R]]]
+__all__ = ["ComputeLoop", "J", "LoopState", "Pack", "R", "Ticket"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +90,7 @@ class ComputeLoop(Generic[J, R]):
             left, self._waiting = self._waiting, []
             self._changed.notify_all()
         for ticket in left:
-            _fail(ticket, UnavailableError("the service is stopping", ErrorCode.DRAINING))
+            fail(ticket, UnavailableError("the service is stopping", ErrorCode.DRAINING))
 
     def submit(self, job: J, *, cost: int, caller: str = "", deadline_s: float) -> Ticket[J, R]:
         """Queue a job.
@@ -132,15 +104,37 @@ class ComputeLoop(Generic[J, R]):
             if self._closing:
                 raise UnavailableError("the service is stopping; use another replica", ErrorCode.DRAINING)
             self._waiting = [t for t in self._waiting if not t.is_cancelled]
-            if len(self._waiting) >= self._max_queued:
-                raise UnavailableError(
-                    f"{len(self._waiting)} requests are queued and at most {self._max_queued} may be; try again later",
-                    ErrorCode.QUEUE_FULL,
-                    details={"queued": len(self._waiting), "bound": self._max_queued},
-                )
+            displaced = self._make_room(caller)
             self._waiting.append(ticket)
             self._changed.notify_all()
+        if displaced is not None:
+            fail(displaced, self._queue_full())
         return ticket
+
+    def _make_room(self, caller: str) -> Ticket[J, R] | None:
+        """Take the youngest ticket of the greediest caller out of a full queue, if `caller` holds clearly fewer.
+
+        So a caller that floods the queue cannot lock others out; each always gets its share of the places.
+
+        Raises:
+            UnavailableError: full, and the caller has its share already.
+        """
+        if len(self._waiting) < self._max_queued:
+            return None
+        held = Counter(t.caller for t in self._waiting)
+        greediest, most = held.most_common(1)[0] if held else (caller, 0)
+        if held[caller] + 1 >= most:
+            raise self._queue_full()
+        displaced = next(t for t in reversed(self._waiting) if t.caller == greediest)
+        self._waiting.remove(displaced)
+        return displaced
+
+    def _queue_full(self) -> UnavailableError:
+        return UnavailableError(
+            f"{self._max_queued} requests are queued and more may not be; try again later",
+            ErrorCode.QUEUE_FULL,
+            details={"queued": self._max_queued, "bound": self._max_queued},
+        )
 
     async def run(self, job: J, *, cost: int, caller: str = "", deadline_s: float) -> R:
         """Queue a job and wait for its result; cancelling the caller cancels the ticket.
@@ -193,18 +187,30 @@ class ComputeLoop(Generic[J, R]):
                     return None
                 else:
                     self._changed.wait()
-            chosen = [t for t in self._pack(tuple(self._waiting)) if t.future.set_running_or_notify_cancel()]
+            chosen = [t for t in self._choose() if t.future.set_running_or_notify_cancel()]
             taken = set(map(id, chosen))
             self._waiting = [t for t in self._waiting if id(t) not in taken and not t.is_cancelled]
             self._running = chosen
             self._pass_started = self._clock()
             return chosen
 
+    def _choose(self) -> list[Ticket[J, R]]:
+        """What the policy picks; a policy that fails or picks nothing must not stop the loop: then the oldest goes."""
+        waiting = tuple(self._waiting)
+        try:
+            picked = self._pack(waiting)
+        except Exception as error:
+            log.error("the packing policy failed", exc_info=error)
+            picked = []
+        known = {id(t): t for t in waiting}
+        unique = {id(t): t for t in picked if id(t) in known}
+        return list(unique.values()) or [waiting[0]]
+
     def _drop_dead(self) -> None:
         now = self._clock()
         for ticket in self._waiting:
             if now >= ticket.deadline:
-                _fail(ticket, DeadlineError("the deadline passed while the request was queued; the service is busy"))
+                fail(ticket, DeadlineError("the deadline passed while the request was queued; the service is busy"))
         self._waiting = [t for t in self._waiting if not t.future.done()]
 
     def _gather_left(self) -> float:
@@ -214,13 +220,14 @@ class ComputeLoop(Generic[J, R]):
         return self._waiting[0].arrived + self._gather_s - self._clock()
 
     def _run_pass(self, tickets: list[Ticket[J, R]]) -> None:
+        results: Sequence[R | BaseException]
         try:
             results = self._execute([t.job for t in tickets])
             if len(results) != len(tickets):
                 raise InternalError(f"a pass of {len(tickets)} jobs gave {len(results)} results")
-        except Exception as error:
-            results = [_nameless(error)] * len(tickets)
-        failed = all(isinstance(r, BaseException) for r in results) and bool(results)
+        except BaseException as error:  # also SystemExit: the thread must outlive whatever a pass does
+            results = [own_copy(nameless(error)) for _ in tickets]
+        failed = all(is_ours(r) for r in results)
         with self._changed:
             self._running = []
             self._passes += 1
@@ -228,18 +235,6 @@ class ComputeLoop(Generic[J, R]):
             self._consecutive = self._consecutive + 1 if failed else 0
         for ticket, result in zip(tickets, results, strict=True):
             if isinstance(result, BaseException):
-                _fail(ticket, result)
-            elif not ticket.future.done():
-                ticket.future.set_result(result)
-
-
-def _nameless(error: Exception) -> TauscopeError:
-    if isinstance(error, TauscopeError):
-        return error
-    log.error("a pass failed", exc_info=error)
-    return InternalError("the pass failed; the log of the service says why")
-
-
-def _fail(ticket: Ticket[J, R], error: BaseException) -> None:
-    if not ticket.future.done():
-        ticket.future.set_exception(error)
+                fail(ticket, nameless(result))
+            else:
+                ticket.future.set_result(result)  # a running future cannot be cancelled, so it is not done yet

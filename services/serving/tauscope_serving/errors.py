@@ -1,19 +1,18 @@
 """The one table from domain errors to HTTP statuses, and the body every error answer has."""
 
-import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from tauscope_wire import errors
-from tauscope_wire.errors import ErrorCode, RetryableError, TauscopeError
+from tauscope_wire.errors import ErrorCode, RequestError, RetryableError, TauscopeError
 from tauscope_wire.messages import ErrorBody, ErrorInfo
-
-log = logging.getLogger(__name__)
 
 STATUS: Mapping[type[TauscopeError], int] = {
     errors.MalformedBodyError: 400,
@@ -33,6 +32,10 @@ STATUS: Mapping[type[TauscopeError], int] = {
     errors.DeadlineError: 504,
 }
 """Looked up along the exception's class hierarchy, nearest first. 502: the service's own upstream failed."""
+
+
+MAX_FIELD_CHARS = 200
+"""An unknown field is named in the error; its name comes from the caller and may be of any length."""
 
 
 def status_of(error: TauscopeError) -> int:
@@ -55,7 +58,7 @@ def error_response(error: TauscopeError, request_id: str) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Make every failure of `app` answer with an error body; unexpected ones are logged and stay nameless."""
+    """Make every failure of `app` answer with an error body; unexpected ones are for `record.RequestRecord`."""
 
     async def on_domain_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, TauscopeError)
@@ -73,15 +76,22 @@ def install(app: FastAPI) -> None:
         request.state.error_code = str(code)
         return JSONResponse(ErrorBody(error=info).model_dump(mode="json"), error.status_code, error.headers)
 
-    async def on_defect(request: Request, error: Exception) -> JSONResponse:
-        log.error("unexpected failure", exc_info=error, extra={"request_id": request_id(request)})
-        request.state.error_code = str(ErrorCode.INTERNAL)
-        nameless = errors.InternalError("unexpected failure of the service; its log has the request id")
-        return error_response(nameless, request_id(request))
+    async def on_bad_parameter(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return await on_domain_error(request, first_problem(error.errors()))
 
     app.add_exception_handler(TauscopeError, on_domain_error)
     app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, on_defect)
+    app.add_exception_handler(RequestValidationError, on_bad_parameter)
+
+
+def first_problem(problems: Sequence[Mapping[str, Any]]) -> RequestError:
+    """One line that names the first wrong field; input values are left out, they may be prompt text."""
+    problem = problems[0]
+    field = ".".join(str(part) for part in problem["loc"])[:MAX_FIELD_CHARS] or "body"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return RequestError(f"{field}: {message}{more}", details={"field": field, "kind": problem["type"]})
 
 
 def request_id(request: Request) -> str:

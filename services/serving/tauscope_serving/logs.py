@@ -3,8 +3,28 @@
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
 from typing import TextIO
+
+from tauscope_wire.errors import TauscopeError
+
+_SAFE_MESSAGES = (TauscopeError, OSError, MemoryError, RuntimeError)
+"""Exceptions whose message is logged: they speak of files, sockets and devices. Those of others (a KeyError, a
+validation error, a template error) may quote the input, and the input is somebody's prompt."""
+
+MAX_MESSAGE_CHARS = 500
+
+
+def _without_values(error: BaseException | None) -> str:
+    """Traceback with types and places; messages only where they cannot quote a prompt."""
+    parts: list[str] = []
+    while error is not None:
+        message = f": {error}"[:MAX_MESSAGE_CHARS] if isinstance(error, _SAFE_MESSAGES) else ""
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        parts.append(f"{frames}{type(error).__module__}.{type(error).__qualname__}{message}")
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\ncaused by:\n".join(parts)
 
 
 class JsonLines(logging.Formatter):
@@ -20,7 +40,7 @@ class JsonLines(logging.Formatter):
         }
         line.update(getattr(record, "fields", {}))
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = _without_values(record.exc_info[1])
         return json.dumps({k: v for k, v in line.items() if v is not None}, default=str)
 
 

@@ -1,5 +1,6 @@
 """Quotas per API key: token buckets per minute and requests at a time."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,19 +47,20 @@ class QuotaMeter:
             QuotaError: the limit that was hit, with the seconds to wait.
         """
         quota = principal.quota
+        name = principal.name
         with self._lock:
-            active = self._active.get(principal.name, 0)
+            active = self._active.get(name, 0)
             if quota.concurrent_requests is not None and active >= quota.concurrent_requests:
                 raise self._refusal(principal, "concurrent_requests", quota.concurrent_requests, 1.0)
             self._take(principal, "requests_per_min", quota.requests_per_min, 1)
-            self._active[principal.name] = active + 1
+            self._active[name] = active + 1
         try:
             yield
         finally:
             with self._lock:
-                self._active[principal.name] -= 1
-                if not self._active[principal.name]:
-                    del self._active[principal.name]
+                self._active[name] -= 1
+                if not self._active[name]:
+                    del self._active[name]
 
     def charge_tokens(self, principal: Principal, num_tokens: int) -> None:
         """Charge tokens before they are computed.
@@ -92,8 +94,9 @@ class QuotaMeter:
 
     @staticmethod
     def _refusal(principal: Principal, limit: str, bound: int, wait_s: float) -> QuotaError:
+        wait_s = max(1, math.ceil(wait_s))
         return QuotaError(
-            f"quota {limit}={bound} of key {principal.name!r} is used up; try again in {max(1.0, wait_s):.0f} s",
-            retry_after_s=max(1.0, wait_s),
+            f"quota {limit}={bound} of key {principal.name!r} is used up; try again in {wait_s} s",
+            retry_after_s=wait_s,
             details={"limit": limit, "bound": bound},
         )

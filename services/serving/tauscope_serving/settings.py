@@ -1,5 +1,6 @@
 """Settings that both services share: where to listen, who may call, what is too much."""
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tauscope_wire.messages import Limits
 
-LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+
+def is_loopback_host(host: str) -> bool:
+    """Whether `host` (a name or an address, without a port) can only mean this machine."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 class ServingSettings(BaseModel):
@@ -40,4 +49,4 @@ class ServingSettings(BaseModel):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can connect."""
-        return self.uds is not None or self.host in LOOPBACK_HOSTS
+        return self.uds is not None or is_loopback_host(self.host)
