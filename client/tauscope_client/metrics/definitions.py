@@ -2,10 +2,12 @@
 
 from types import MappingProxyType
 
-__all__ = ["DEFINITIONS", "TOP_KS"]
+__all__ = ["DEFINITIONS", "TOP_KS", "TREE_BUDGETS"]
 
 # The k of the top-k columns: powers of two up to the 8 candidates a service returns unless asked for more.
 TOP_KS = (1, 2, 4, 8)
+# Draft nodes of a tree, root excluded: the budgets of the DDTree paper (arXiv 2604.12989).
+TREE_BUDGETS = (16, 32, 64, 128, 256, 512, 1024)
 
 _SCALARS = {
     "tau": "mean emitted tokens a round over the serving walk, pooled over all rounds; emitted = accepted + 1, cut at "
@@ -46,6 +48,11 @@ _FAMILIES = {
     "anchors, no bonus; what a full {k}-ary tree would accept",
 }
 
+_TREES = {
+    "ddtree_tau_{m}": "mean emitted of the walk in which each round verifies the {m} most probable prefixes under the "
+    "product of the block's marginals (DDTree, root excluded); null when stored candidates cannot decide every round",
+}
+
 _POPULATIONS = {"walk": "anchors the serving walk visits", "all": "all response anchors"}
 _CURVES = {
     "prefix_rate_{p}": "position i: anchors whose first i drafts are all accepted / anchors; over {text}",
@@ -78,6 +85,7 @@ _OTHERS = {
 DEFINITIONS = MappingProxyType(
     _SCALARS
     | {name.format(k=k): text.format(k=k) for name, text in _FAMILIES.items() for k in TOP_KS}
+    | {name.format(m=m): text.format(m=m) for name, text in _TREES.items() for m in TREE_BUDGETS}
     | {name.format(p=p): text.format(text=words) for name, text in _CURVES.items() for p, words in _POPULATIONS.items()}
     | _OTHERS
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tauscope_client.metrics.definitions import DEFINITIONS, TOP_KS
+from tauscope_client.metrics.definitions import DEFINITIONS, TOP_KS, TREE_BUDGETS
 from tauscope_client.metrics.engines import engine_values, pooled
 from tauscope_client.metrics.positions import Curve, PositionCounts
 from tauscope_client.metrics.prompts import PromptResult, Ratio, measure
@@ -99,6 +99,11 @@ def _values(prompts: Sequence[PromptResult]) -> dict[str, float | None]:
         values[f"topk_walk_tau_{k}"] = pooled(prompts, f"topk_walk_tau_{k}")
     for k in TOP_KS:
         values[f"topk_streak_{k}"] = pooled(prompts, f"topk_streak_{k}")
+    # Trees are added afterwards, so their names are those that some prompt has.
+    for budget in TREE_BUDGETS:
+        name = f"ddtree_tau_{budget}"
+        if any(name in prompt.ratios for prompt in prompts):
+            values[name] = pooled(prompts, name)
     # Some references may come without the target's argmax; the share is over those that have it.
     values["agreement"] = pooled([prompt for prompt in prompts if "agreement" in prompt.ratios], "agreement")
     return values | engine_values(prompts)
