@@ -4,7 +4,7 @@ Arrays are owned by the answer and writable; `HiddenAnswer.states` is the caller
 reader.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -63,7 +63,7 @@ class HiddenAnswer:
     requested: dict[str, Any]
     planes: tuple[Plane, ...]
     dtype: WireDtype
-    token_ids: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32] = field(repr=False)  # a prompt; answers may end up in logs
     positions: tuple[int, int]
     shape: tuple[int, int, int]
     handle: str | None
@@ -115,7 +115,7 @@ class DraftAnswer:
     drafter: DrafterSummary
     numerics: Numerics
     anchors: npt.NDArray[np.int32]
-    token_ids: npt.NDArray[np.int32]
-    top_ids: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32] = field(repr=False)
+    top_ids: npt.NDArray[np.int32] = field(repr=False)
     top_logprobs: npt.NDArray[np.float32]
     timing_ms: dict[str, float]

@@ -21,7 +21,7 @@ from tauscope_wire.layers import Plane
 from tauscope_wire.messages import DRAFT_SCHEMA, HIDDEN_SCHEMA, ModelInfo, Numerics
 from tauscope_wire.tensors import DrafterSummary, LogitsSummary
 
-__all__ = ["TensorChunk", "chunks_of", "draft_body", "hidden_body"]
+__all__ = ["Body", "TensorChunk", "chunks_of", "draft_body", "hidden_body"]
 
 _HEX = "0" * HEX_LENGTH
 

@@ -1,0 +1,284 @@
+"""One service at one address: sends requests of `messages`, reads answers, raises the exceptions of `errors`.
+
+Owns URLs, headers and request encoding. It does not retry: what may be repeated is the caller's knowledge.
+"""
+
+import ssl
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from tauscope_wire.errors import ErrorCode, RequestError, WireError
+from tauscope_wire.failures import broken_connection, error_of, foreign_answer
+from tauscope_wire.framing import Part, pack_parts
+from tauscope_wire.source import IterSource, Source
+from tauscope_wire.transport import SOURCE, FastTransport
+
+__all__ = ["MSGPACK", "Connection"]
+
+MSGPACK: Final = "application/msgpack"
+
+TIMEOUT_S: Final = 600.0
+"""Longest silence of a service: a cold 27B pass over a long prompt takes minutes before its first byte."""
+
+CONNECT_TIMEOUT_S: Final = 10.0
+
+MAX_JSON_BYTES: Final = 64 << 20
+"""Longest JSON answer that is read: `/tokenize` of the longest sequences, with room."""
+
+_MAX_ERROR_BYTES: Final = 1 << 20
+
+_JSON: Final = "application/json"
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+
+class Connection:
+    """Requests to one service. Safe to share between threads; close it, or use it in a `with` block.
+
+    Args:
+        base_url: `http://host:port`, `https://...` or `unix:///path/of/socket`.
+        key: API key; appears in no message and no repr.
+        transport: in place of a `FastTransport`.
+        timeout_s: longest silence while sending or reading; requests with a deadline of their own bring it along.
+        connect_timeout_s: longest wait for the connection.
+        tls: context for https (own authorities).
+        new_request_id: makes the value of `X-Request-Id`.
+
+    Raises:
+        RequestError: an address or key that cannot be used.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        key: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        timeout_s: float = TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+        new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        url, uds = _parse_address(self.base_url)
+        headers = {"Accept-Encoding": "identity", "User-Agent": "tauscope"}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {_checked_key(key)}"
+        self._timeout = httpx.Timeout(timeout_s, connect=connect_timeout_s)
+        self._new_request_id = new_request_id
+        self._client = httpx.Client(
+            base_url=url,
+            headers=headers,
+            transport=transport or FastTransport(uds=uds, tls=tls),
+            trust_env=False,
+            follow_redirects=False,
+        )
+
+    def __repr__(self) -> str:
+        return f"Connection({self.base_url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the kept connections."""
+        self._client.close()
+
+    def get_json(
+        self, path: str, answer: type[M], *, params: Mapping[str, Any] | None = None, timeout_s: float | None = None
+    ) -> M:
+        """`GET` an answer that is JSON.
+
+        Raises:
+            UnreachableError: no service, or not ours.
+            TauscopeError: what the service answered.
+        """
+        with self._exchange("GET", path, params=params, timeout_s=timeout_s) as (response, where):
+            return _parse(response, where, answer)
+
+    def post_json(self, path: str, request: BaseModel, answer: type[M], *, timeout_s: float | None = None) -> M:
+        """`POST` a request whose answer is JSON; errors as `get_json`."""
+        with self._exchange("POST", path, request=request, timeout_s=timeout_s) as (response, where):
+            return _parse(response, where, answer)
+
+    def post_tensors(
+        self, path: str, request: BaseModel, read: Callable[[Source], T], *, timeout_s: float | None = None
+    ) -> T:
+        """`POST` a request whose answer is a tensor body, read by `read` (`read_hidden`, `read_draft`, or a partial).
+
+        Raises:
+            WireError: a body that breaks SPEC.md, also one that was cut.
+            UnreachableError: no service, or not ours.
+            TauscopeError: what the service answered.
+        """
+        with self._exchange("POST", path, request=request, timeout_s=timeout_s) as (response, where):
+            return _read(response, where, read)
+
+    def get_tensors(
+        self,
+        path: str,
+        params: Mapping[str, Any] | None,
+        read: Callable[[Source], T],
+        *,
+        timeout_s: float | None = None,
+    ) -> T:
+        """`GET` a tensor body; errors as `post_tensors`."""
+        with self._exchange("GET", path, params=params, timeout_s=timeout_s) as (response, where):
+            return _read(response, where, read)
+
+    def head(self, path: str) -> Mapping[str, str]:
+        """`HEAD`: the headers of the answer.
+
+        Raises:
+            GoneError: no such handle.
+            TauscopeError: as `get_json`; without a body the message knows only the status.
+        """
+        with self._exchange("HEAD", path) as (response, _):
+            return response.headers
+
+    def delete(self, path: str) -> None:
+        """`DELETE`; errors as `get_json`."""
+        with self._exchange("DELETE", path) as (response, _):
+            _read_bounded(response, _MAX_ERROR_BYTES)  # read to the end, so that the connection can be kept
+
+    @contextmanager
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        request: BaseModel | None = None,
+        params: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[tuple[httpx.Response, str]]:
+        """An open answer with status 2xx."""
+        where = f"{method} {self.base_url}{path}"
+        body = _encode(request) if request is not None else None
+        headers = {"X-Request-Id": self._new_request_id()}
+        if body is not None:
+            headers |= {"Content-Type": body.content_type, "Content-Length": str(body.nbytes)}
+        message = self._client.build_request(
+            method, path, params=params, headers=headers, timeout=self._timeouts(request, timeout_s), content=body
+        )
+        try:
+            response = self._client.send(message, stream=True)
+            try:
+                if not response.is_success:
+                    raise error_of(response, _read_bounded(response, _MAX_ERROR_BYTES), where)
+                yield response, where
+            finally:
+                response.close()
+        except httpx.TransportError as error:
+            raise broken_connection(error, where, self.base_url) from error
+
+    def _timeouts(self, request: BaseModel | None, timeout_s: float | None) -> httpx.Timeout:
+        deadline_s = getattr(request, "deadline_s", None)
+        if timeout_s is None and deadline_s is not None and self._timeout.read is not None:
+            timeout_s = max(self._timeout.read, deadline_s + CONNECT_TIMEOUT_S)  # let the service's own 504 arrive
+        return self._timeout if timeout_s is None else httpx.Timeout(timeout_s, connect=self._timeout.connect)
+
+
+class _RequestBody:
+    """An encoded request; iterating gives its parts without joining them."""
+
+    def __init__(self, content_type: str, parts: list[Part]) -> None:
+        self.content_type = content_type
+        self.nbytes = sum(map(len, parts))
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._parts)
+
+
+def _encode(request: BaseModel) -> _RequestBody:
+    """JSON, or msgpack when there are bytes in it, which JSON cannot carry."""
+    fields = request.model_dump(mode="python", by_alias=True)
+    if _has_bytes(fields):
+        return _RequestBody(MSGPACK, pack_parts(fields))
+    return _RequestBody(_JSON, [request.model_dump_json(by_alias=True).encode()])
+
+
+def _has_bytes(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_bytes, value.values()))
+    return isinstance(value, bytes)  # no message has bytes inside of a list
+
+
+def _media_type(response: httpx.Response) -> str:
+    media_type: str = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return media_type
+
+
+def _parse(response: httpx.Response, where: str, model: type[M]) -> M:
+    if _media_type(response) != _JSON:
+        raise foreign_answer(response, where)
+    body = _read_bounded(response, MAX_JSON_BYTES)
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "body"
+        raise foreign_answer(response, where, f"{place}: {first['msg']}") from None
+
+
+def _read(response: httpx.Response, where: str, read: Callable[[Source], T]) -> T:
+    if _media_type(response) != MSGPACK or response.headers.get("content-encoding", "identity") != "identity":
+        raise foreign_answer(response, where)
+    length = response.headers.get("content-length", "")
+    source = response.extensions.get(SOURCE) or IterSource(
+        response.iter_raw(), length=int(length) if length.isdigit() else None
+    )
+    try:
+        return read(source)
+    except httpx.TimeoutException:
+        raise
+    except httpx.TransportError as error:
+        raise WireError(
+            f"{where}: the connection broke while the answer was read ({error}); ask again", ErrorCode.BODY_TRUNCATED
+        ) from error
+
+
+def _read_bounded(response: httpx.Response, max_bytes: int) -> bytes:
+    """The body, up to a limit; more than that is cut and will not parse."""
+    body = bytearray()
+    for piece in response.iter_raw():
+        body += piece
+        if len(body) > max_bytes:
+            break
+    return bytes(body[:max_bytes])
+
+
+def _parse_address(base_url: str) -> tuple[str, str | None]:
+    """The URL for httpx, and the path of the Unix socket if it is one."""
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL:
+        raise RequestError("the address of the service is not a URL; give http://HOST:PORT") from None
+    if url.userinfo:
+        raise RequestError("the address of the service holds a user name or password; give the key as a key instead")
+    if url.scheme == "unix" and url.path.startswith("/"):
+        return "http://localhost", url.path
+    if url.scheme not in ("http", "https") or not url.host:
+        raise RequestError(f"{base_url}: not an address of a service; give http://HOST:PORT or unix:///PATH")
+    return base_url, None
+
+
+def _checked_key(key: str) -> str:
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise RequestError("the API key is empty or holds a blank or a character outside of printable ASCII")
+    return key
