@@ -1,0 +1,1 @@
+"""From files on disk to a described drafter: opening, naming, reading configurations, checking every tensor."""

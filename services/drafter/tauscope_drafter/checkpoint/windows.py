@@ -1,0 +1,58 @@
+"""Which layers of a block drafter slide, and whether a block row sees later rows (drafters.md 3.6)."""
+
+from tauscope_drafter.checkpoint.facts import Facts
+from tauscope_drafter.checkpoint.options import missing
+from tauscope_drafter.spec import Window
+from tauscope_wire.errors import CheckpointError
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+def read_windows(facts: Facts, num_layers: int) -> tuple[tuple[Window, ...], tuple[str, ...]]:
+    """One window per layer, and warnings.
+
+    Order of authority for causality: the option, `is_causal`, `dflash_config.causal`, and last the kind of layer
+    (sliding layers are causal in the block unless told otherwise).
+    """
+    own, network, options = facts.own, facts.network, facts.options
+    types = options.layer_types or _declared_types(facts)
+    warnings: tuple[str, ...] = ()
+    if types is None:
+        types = (_FULL,) * num_layers
+        if not facts.has_config:
+            warnings = ("layer_types not recorded: full attention in every layer assumed",)
+    if len(types) == 1:
+        types = types * num_layers
+    if len(types) != num_layers:
+        raise CheckpointError(f"{facts.origin}: {len(types)} layer_types for {num_layers} layers")
+    if unknown := sorted(set(types) - {_SLIDING, _FULL}):
+        raise CheckpointError(f"{facts.origin}: layer_types {unknown} are not known ({_FULL}, {_SLIDING})")
+    causal = options.causal
+    if causal is None:
+        causal = own.flag("is_causal")
+    if causal is None:
+        causal = own.flag("causal")
+    if own.flag("use_swa") and _SLIDING not in types:
+        size = options.sliding_window or own.integer("swa_window_size")
+        if size is None:
+            raise missing("swa_window_size", "sliding_window", "2048", facts.origin)
+        return (Window(size, bool(causal), per_row=True, in_block=False),) * num_layers, warnings
+    if _SLIDING not in types:
+        return (Window(None, bool(causal)),) * num_layers, warnings
+    size = options.sliding_window or network.integer("sliding_window")
+    if size is None:
+        raise missing("sliding_window (layers slide)", "sliding_window", "2048", facts.origin)
+    if facts.format == "speculators":
+        sliding = Window(size, not own.flag("sliding_window_non_causal"), per_row=False, in_block=False)
+    else:
+        sliding = Window(size, causal is not False)
+    return tuple(sliding if t == _SLIDING else Window(None, bool(causal)) for t in types), warnings
+
+
+def _declared_types(facts: Facts) -> tuple[str, ...] | None:
+    types = facts.network.find("layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list) or not all(isinstance(t, str) for t in types):
+        raise CheckpointError(f"{facts.origin}: layer_types={types!r} is not a list of names")
+    return tuple(types)

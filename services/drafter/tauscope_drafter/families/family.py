@@ -1,0 +1,99 @@
+"""What every family offers, so that loader, engine and probes need not know which one they hold.
+
+A family module has three things:
+
+    read(declared, tensors)   the rest of the specification, from configuration and tensor shapes
+    tensor_shapes(spec)       name -> shape of every tensor the network needs; the loader refuses any difference
+    Network(spec, weights, shared)
+                              fuse(..) once per sequence, draft(..) per batch of anchors
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from tauscope_drafter.head import Embedding, Head
+from tauscope_drafter.spec import DrafterSpec
+
+Shapes = Mapping[str, tuple[int, ...]]
+Weights = Mapping[str, Tensor]
+
+
+class Drafts(NamedTuple):
+    """Drafts of a batch of anchors, in target ids.
+
+    Attributes:
+        token_ids: int64 [a, K], the drafts as a server would propose them.
+        top_ids: int64 [a, K, k].
+        top_logprobs: float32 [a, K, k].
+    """
+
+    token_ids: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What drafters take from elsewhere, one copy for all of them.
+
+    Attributes:
+        embedding: token rows.
+        head: output head of this drafter (the target's, or its own).
+        device, dtype: of all computation.
+        final_norm: weight of the target's final norm as it multiplies (`1 + w` already added), for families that read
+            it; None when it is not at hand.
+        norm_eps: of that norm.
+    """
+
+    embedding: Embedding
+    head: Head
+    device: torch.device
+    dtype: torch.dtype
+    final_norm: Tensor | None = None
+    norm_eps: float = 1e-6
+
+
+class Context(Protocol):
+    """Whatever a family keeps per sequence; shared by all anchors and never changed."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it holds, for the cache's budget."""
+        ...
+
+
+class Network(Protocol):
+    """A loaded drafter."""
+
+    spec: DrafterSpec
+
+    def fuse(self, states: Tensor, token_ids: Tensor) -> Any:
+        """Everything that depends on the sequence alone.
+
+        Args:
+            states: [P, T, Ht] in the compute dtype, planes in the order of `spec.taps`; row t belongs to position t.
+            token_ids: int64 [>= T] on the compute device.
+        """
+        ...
+
+    def draft(
+        self, context: Any, anchors: Sequence[int], token_ids: Tensor, *, top_k: int, labels: bool = False
+    ) -> Drafts:
+        """Drafts of a batch of anchors; the caller bounds the batch by `anchor_bytes`.
+
+        Args:
+            context: from `fuse`, covering at least positions 0..max(anchors)-1.
+            anchors: ascending positions p >= 1; the token at p is known, its state is not used.
+            token_ids: int64 [n] on the compute device, the whole sequence.
+            top_k: ids and log-probs per row; fewer come back where the family ranks fewer.
+            labels: previous tokens of sequential heads come from `token_ids` where it has them.
+        """
+        ...
+
+    def anchor_bytes(self, context_length: int) -> int:
+        """Activations one anchor needs, roughly, logits not counted."""
+        ...

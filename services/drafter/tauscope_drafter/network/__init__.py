@@ -1,0 +1,1 @@
+"""Arithmetic that several families share: norms, rotary embedding, attention of many anchors over one context."""

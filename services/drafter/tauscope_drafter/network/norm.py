@@ -1,0 +1,23 @@
+"""Root-mean-square norm of drafters."""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Plain RMSNorm: float32 inside, cast back, then times the weight.
+
+    Not the `1 + w` kind of Gemma and Qwen3.5, even where the target uses that (drafters.md 1.3); MTP heads, which do,
+    hand in `1 + w`.
+
+    Args:
+        x: [..., H], any floating dtype.
+        weight: [H], in the dtype of `x`.
+        eps: added to the mean square.
+
+    Returns:
+        [..., H] in the dtype of `x`.
+    """
+    y = x.float()
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+    return weight * y.to(x.dtype)
