@@ -114,9 +114,7 @@ def inline_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def _unpack(body: bytearray) -> Any:
     try:
-        return msgpack.unpackb(
-            body, raw=False, strict_map_key=True, max_buffer_size=len(body), object_pairs_hook=_map_of
-        )
+        return msgpack.unpackb(body, raw=False, strict_map_key=True, object_pairs_hook=_map_of)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise MalformedBodyError(f"the body is not msgpack: {type(error).__name__}") from None
 
