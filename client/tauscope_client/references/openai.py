@@ -1,0 +1,208 @@
+"""References from any OpenAI-compatible server: vLLM, SGLang's OpenAI routes, llama.cpp, transformers serve, ...
+
+The dialect is found once, with requests of one token: token ids in and out where the server can (`/v1/completions` with
+a list of ids and `return_token_ids`), otherwise chat, whose text is turned into ids by the target service and checked
+by a round trip.
+"""
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, Literal
+
+from tauscope_client.references.engine_http import EngineHttp
+from tauscope_client.references.openai_answer import OpenAIAnswer, read_answer
+from tauscope_client.references.source import Completion, TokenBridge, Turn
+from tauscope_wire.errors import ErrorCode, MismatchError, NotFoundError, RequestError
+
+__all__ = ["OpenAISource"]
+
+Dialect = Literal["ids+options", "ids", "chat+options", "chat"]
+
+# Sampling fields of the OpenAI protocol, which every server takes.
+_PLAIN: dict[str, Any] = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "n": 1,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "stream": False,
+}
+# Fields of vLLM and SGLang: without them the model's generation_config.json fills in (top_k 20, a repetition penalty).
+_OPTIONS: dict[str, Any] = {
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+    "skip_special_tokens": False,
+    "return_token_ids": True,
+}
+_ORDER: tuple[Dialect, ...] = ("ids+options", "ids", "chat+options", "chat")
+
+
+class OpenAISource:
+    """A running OpenAI-compatible server."""
+
+    name = "openai"
+
+    def __init__(self, http: EngineHttp, bridge: TokenBridge, *, model: str | None = None) -> None:
+        """Ask `http` for completions of `model` (None: the only one it serves)."""
+        self._http = http
+        self._bridge = bridge
+        self._model = model
+        self._facts: dict[str, Any] | None = None
+        self._dialect: Dialect | None = None
+        self._lock = Lock()
+
+    def facts(self) -> dict[str, Any]:
+        """Which server, version and model."""
+        with self._lock:
+            if self._facts is None:
+                self._facts = self._ask_facts()
+            return self._facts
+
+    def complete(self, turn: Turn) -> Completion:
+        """Fetch one greedy completion in the best dialect the server speaks."""
+        model = self.facts()["model"]
+        dialect = self._find_dialect(turn, model)
+        body = self._body(dialect, model, turn, turn.max_new_tokens, turn.stop_token_ids, ignore_eos=False)
+        answer = read_answer(self._http.post(_route(dialect, turn), body), self._http.url)
+        response_ids, drift = self._response_ids(answer, turn)
+        tail: list[int] = []
+        if turn.tail_tokens and dialect == "ids+options" and answer.ids and not drift:
+            longer = Turn(
+                id=turn.id,
+                prompt_ids=[*turn.prompt_ids, *response_ids],
+                max_new_tokens=turn.tail_tokens,
+                stop_token_ids=(),
+            )
+            tail_body = self._body(dialect, model, longer, turn.tail_tokens, (), ignore_eos=True)
+            tail = read_answer(self._http.post("/v1/completions", tail_body), self._http.url).ids or []
+        return Completion(response_ids=response_ids, finish_reason=answer.finish_reason, tail_ids=tail, drift=drift)
+
+    def _response_ids(self, answer: OpenAIAnswer, turn: Turn) -> tuple[list[int], str]:
+        drift: list[str] = []
+        if answer.prompt_ids is not None and list(turn.prompt_ids) != answer.prompt_ids:
+            drift.append("the server rendered the prompt to other ids than the target service")
+        elif answer.num_prompt_tokens not in {None, len(turn.prompt_ids)} and answer.prompt_ids is None:
+            drift.append(
+                f"the server counted {answer.num_prompt_tokens} prompt tokens, "
+                f"the target service {len(turn.prompt_ids)}"
+            )
+        if answer.ids is not None:
+            ids = list(answer.ids)
+        else:
+            ids = self._bridge.encode(answer.text)
+            if self._bridge.decode(ids) != answer.text:
+                drift.append("the server gave text only, and it does not round-trip through the tokenizer")
+        if answer.finish_reason == "stop" and turn.stop_token_ids and (not ids or ids[-1] not in turn.stop_token_ids):
+            # Chat text ends without its stop id; the first stop id is the one chat templates close a turn with.
+            ids.append(answer.stop_id if answer.stop_id is not None else turn.stop_token_ids[0])
+        return ids, "; ".join(drift)
+
+    def _find_dialect(self, turn: Turn, model: str) -> Dialect:
+        with self._lock:
+            if self._dialect is not None:
+                return self._dialect
+            refusals: list[str] = []
+            for dialect in _ORDER:
+                body = self._body(dialect, model, turn, 1, turn.stop_token_ids, ignore_eos=False)
+                try:
+                    answer = read_answer(self._http.post(_route(dialect, turn), body), self._http.url)
+                except (RequestError, NotFoundError) as error:
+                    if error.code is ErrorCode.PROMPT_TOO_LONG:
+                        raise
+                    refusals.append(f"{dialect}: {error.message}")
+                    continue
+                # A server may take a list of ids as a batch of prompts, or ignore what it does not know.
+                if dialect.startswith("ids") and answer.num_prompt_tokens not in {None, len(turn.prompt_ids)}:
+                    refusals.append(
+                        f"{dialect}: {answer.num_prompt_tokens} prompt tokens for {len(turn.prompt_ids)} ids"
+                    )
+                    continue
+                self._dialect = dialect
+                self._known()["dialect"] = dialect
+                self._known()["returns_ids"] = answer.ids is not None
+                return dialect
+            raise MismatchError(
+                f"{self._http.url} took neither token ids nor chat messages: " + " | ".join(refusals),
+                ErrorCode.UNEXPECTED_ANSWER,
+            )
+
+    def _known(self) -> dict[str, Any]:
+        if self._facts is None:
+            self._facts = {}
+        return self._facts
+
+    def _body(
+        self,
+        dialect: Dialect,
+        model: str,
+        turn: Turn,
+        max_tokens: int,
+        stop_ids: Sequence[int],
+        *,
+        ignore_eos: bool,
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": model, "max_tokens": max_tokens, **_PLAIN}
+        if dialect.startswith("ids"):
+            body["prompt"] = list(turn.prompt_ids)
+        elif turn.messages is None:
+            body["prompt"] = turn.text
+        else:
+            body["messages"] = [message.model_dump() for message in turn.messages]
+        if dialect.endswith("options"):
+            body |= _OPTIONS | {"ignore_eos": ignore_eos}
+            if stop_ids:
+                body["stop_token_ids"] = list(stop_ids)
+            if turn.messages is not None and dialect.startswith("chat"):
+                body["chat_template_kwargs"] = turn.template_kwargs
+        return body
+
+    def _ask_facts(self) -> dict[str, Any]:
+        listing = self._http.find("/v1/models")
+        data = listing.get("data") if listing else None
+        if not isinstance(data, list):
+            raise MismatchError(
+                f"the server at {self._http.url} has no /v1/models: it is not OpenAI-compatible, or the key is missing",
+                ErrorCode.UNEXPECTED_ANSWER,
+            )
+        cards = {str(card.get("id")): card for card in data if isinstance(card, dict) and card.get("id")}
+        model = self._model if self._model is not None else next(iter(cards), None)
+        if self._model is None and len(cards) != 1:
+            raise MismatchError(
+                f"{self._http.url} serves {len(cards)} models ({', '.join(sorted(cards)[:8])}): "
+                "say which with --reference-model",
+                ErrorCode.UNEXPECTED_ANSWER,
+            )
+        if model is None or (cards and model not in cards):
+            raise MismatchError(
+                f"{self._http.url} does not serve {model!r}; it serves {', '.join(sorted(cards)[:8])}",
+                ErrorCode.UNEXPECTED_ANSWER,
+            )
+        card = cards.get(model, {})
+        version = self._http.find("/version") or {}
+        facts: dict[str, Any] = {"kind": _kind(card, version), "model": model}
+        facts |= {key: card[key] for key in ("root", "max_model_len", "owned_by") if card.get(key) is not None}
+        if version.get("version"):
+            facts["version"] = version["version"]
+        facts["speculating"] = None
+        facts["deterministic"] = None
+        return facts
+
+
+def _kind(card: dict[str, Any], version: dict[str, Any]) -> str:
+    owner = str(card.get("owned_by", "")).lower()
+    for word, kind in (
+        ("vllm", "vllm"),
+        ("sglang", "sglang"),
+        ("llama", "llama.cpp"),
+        ("transformers", "transformers"),
+    ):
+        if word in owner:
+            return kind
+    return "vllm" if version.get("version") else "openai-compatible"
+
+
+def _route(dialect: Dialect, turn: Turn) -> str:
+    is_chat = dialect.startswith("chat") and turn.messages is not None
+    return "/v1/chat/completions" if is_chat else "/v1/completions"
