@@ -1,0 +1,58 @@
+"""`summary.md`: one page for a pull request."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tauscope_client.runs.comparison import Row, headline_rows, position_rows, split_rows, used_definitions
+from tauscope_client.runs.manifest import Manifest
+
+__all__ = ["summary_markdown"]
+
+
+def summary_markdown(results: Mapping[str, Any], manifest: Manifest) -> str:
+    """Write the page."""
+    drafters = results["drafters"]
+    names = list(drafters)
+    lines = [f"# tau of {' and '.join(map(_cell, names)) or 'nothing'}", ""]
+    model = manifest.target.get("model", {})
+    reference = manifest.reference
+    lines += [
+        f"{results['num_prompts']} prompts of `{_cell(manifest.prompts.get('name', ''))}` "
+        f"(sha256 {str(manifest.prompts.get('sha256', ''))[:12]}), target {_cell(model.get('id', '?'))}, "
+        f"references from {_cell(reference.get('kind', '?'))} {_cell(reference.get('version', ''))}, "
+        f"{manifest.created_at}.",
+        "",
+    ]
+    lines += [f"> **Careful:** {_cell(warning)}" for warning in results["warnings"]]
+    lines += [""] if results["warnings"] else []
+    lines += _table(["", *names], headline_rows(drafters) + split_rows(drafters))
+    for name in names:
+        rows = position_rows(drafters[name])
+        width = len(rows[0].cells) if rows else 0
+        lines += ["", f"By block position, {_cell(name)}:", ""]
+        lines += _table(["", *map(str, range(1, width + 1))], rows)
+    if results["failures"]:
+        lines += ["", "Not evaluated:", ""]
+        lines += [f"- `{_cell(f['id'])}` ({_cell(f['stage'])}): {_cell(f['message'])}" for f in results["failures"]]
+    lines += ["", "What the numbers mean:", ""]
+    lines += [f"- **{label}**: {text}." for label, text in used_definitions(results["definitions"])]
+    versions = ", ".join(f"{name} {value}" for name, value in manifest.versions.items())
+    lines += ["", f"Made with {versions}; everything else is in `manifest.json`."]
+    return "\n".join(lines) + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    lines = ["| " + " | ".join(map(_cell, head)) + " |", "|" + " --- |" + " ---: |" * (len(head) - 1)]
+    return lines + ["| " + " | ".join(map(_cell, [row.label, *row.cells])) + " |" for row in rows]
+
+
+def _cell(value: Any) -> str:
+    """Text that cannot leave its table cell or become markup."""
+    text = " ".join(str(value).split())
+    for char in "\\`*_[]<>|":
+        text = (
+            text.replace(char, "\\" + char)
+            if char in "\\|`*_[]"
+            else text.replace(char, {"<": "&lt;", ">": "&gt;"}[char])
+        )
+    return text
