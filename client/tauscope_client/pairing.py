@@ -1,0 +1,76 @@
+"""Whether drafters, a target service and a drafter service belong together, found out before any work is done."""
+
+from collections.abc import Sequence
+
+from tauscope_wire.errors import ErrorCode, MismatchError
+from tauscope_wire.layers import EMBEDDING
+from tauscope_wire.messages import DrafterCard, DrafterServiceInfo, TargetInfo
+
+__all__ = ["can_give_logits", "check_pair", "pair_problems", "pair_warnings"]
+
+
+def check_pair(target: TargetInfo, service: DrafterServiceInfo, cards: Sequence[DrafterCard]) -> None:
+    """Refuse a pair that cannot give a meaningful number.
+
+    Raises:
+        MismatchError: names both sides of everything that does not fit.
+    """
+    problems = pair_problems(target, service, cards)
+    if problems:
+        raise MismatchError("\n".join(problems), ErrorCode.TARGET_MISMATCH, details={"problems": problems})
+
+
+def pair_problems(target: TargetInfo, service: DrafterServiceInfo, cards: Sequence[DrafterCard]) -> list[str]:
+    """What does not fit, one line each."""
+    model = target.model
+    problems: list[str] = []
+    other = service.target_model
+    if other is not None and (other.config_sha256, other.revision) != (model.config_sha256, model.revision):
+        problems.append(
+            f"the drafter service works with the target {other.id} ({other.revision[:19]}), the target service serves "
+            f"{model.id} ({model.revision[:19]}): start the drafter service with this target"
+        )
+    for card in cards:
+        if card.target_hidden_size != model.hidden_size:
+            problems.append(
+                f"drafter {card.name!r} reads hidden states of size {card.target_hidden_size}, the target {model.id} "
+                f"has {model.hidden_size}: it was made for another target"
+            )
+        if card.vocab_size > model.vocab_size:
+            problems.append(
+                f"drafter {card.name!r} drafts from {card.vocab_size} tokens, the target {model.id} has "
+                f"{model.vocab_size}: it was made for another target"
+            )
+        for tap in card.taps:
+            if not EMBEDDING <= tap < model.num_layers:
+                problems.append(
+                    f"drafter {card.name!r} reads layer {tap}: the target has {model.num_layers} decoder layers "
+                    f"(0..{model.num_layers - 1})"
+                )
+            elif tap > target.deepest_layer:
+                problems.append(
+                    f"drafter {card.name!r} reads layer {tap}: the target service holds layers up to "
+                    f"{target.deepest_layer}; start it with a deeper one"
+                )
+    return problems
+
+
+def pair_warnings(target: TargetInfo, cards: Sequence[DrafterCard]) -> list[str]:
+    """What a reader of the numbers must know about how they were computed."""
+    warnings: list[str] = []
+    if target.numerics.reference_kernels:
+        warnings.append(
+            "the target ran on reference kernels of its linear-attention layers (allowed by name): hidden states, and "
+            "with them tau, may differ from those of the kernels used in training and serving"
+        )
+    failed = [test for test in target.self_tests if test.status == "failed"]
+    warnings += [f"self-test {test.name!r} of the target service failed: {test.detail}" for test in failed]
+    warnings += [f"drafter {card.name!r}: {warning}" for card in cards for warning in card.warnings]
+    if not can_give_logits(target):
+        warnings.append("the target service does not hold its head: agreement cannot be computed")
+    return warnings
+
+
+def can_give_logits(target: TargetInfo) -> bool:
+    """Whether the target service can say what it would have chosen itself."""
+    return not any("logits" in thing or "head" in thing for thing in target.mode_cannot)
