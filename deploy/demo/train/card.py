@@ -1,0 +1,130 @@
+"""The model card: written by the run from its record, so that no number in it is typed by hand."""
+
+from pathlib import Path
+from typing import Any
+
+WARNING = (
+    "These models are small and were trained for minutes. Their answers look like Python and are usually wrong: they "
+    "exist to exercise acceptance measurements with real weights, not to write code."
+)
+
+
+def table(header: list[str], rows: list[list[Any]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(str(c) for c in row) + " |" for row in rows])
+
+
+def tau_row(name: str, value: dict[str, Any]) -> list[Any]:
+    """Cells of one tau."""
+    low, high = value["interval_95"]
+    deciles = value.get("tau_prompt_deciles") or []
+    spread = f"{deciles[0]} / {deciles[4]} / {deciles[8]}" if len(deciles) == 9 else ""
+    return [name, f"{value['tau_pooled']:.2f}", f"{low:.2f} to {high:.2f}", value["prompts"], value["rounds"], spread]
+
+
+TAU_HEADER = ["drafter, prompts", "tau", "95 % interval", "prompts", "rounds", "per-prompt 10/50/90 %"]
+
+
+def pair_section(title: str, record: dict[str, Any]) -> list[str]:
+    """Sections of one pair."""
+    out = [f"## {title}"]
+    target = record.get("target")
+    if target:
+        main, polish = target["main"], target["polish"]
+        before, after = target["validation_before_polish"], target["validation"]
+        out.append(
+            f"Target: {target['parameters']:,} parameters; {main['steps']} steps, {main['tokens'] / 1e6:.1f} M tokens "
+            f"in {main['seconds']} s (epochs: {main['epochs']['broad']} of all rows, {main['epochs']['short']} of the "
+            f"short ones), then {polish['steps']} steps, {polish['tokens'] / 1e6:.1f} M tokens in {polish['seconds']} s "
+            f"on its own clean answers. Last losses {main['final_loss']} and {polish['final_loss']}. Held-out answers: "
+            f"NLL {after['nll']}, accuracy {after['accuracy']} (before the last stage {before['nll']}, "
+            f"{before['accuracy']}). Before the last stage {target['own_answers_before_polish']['ended']:.1%} of its "
+            f"greedy answers to training prompts ended and {target['own_answers_before_polish']['clean']:.1%} were "
+            "clean."
+        )
+    answers = record.get("answers")
+    if answers:
+        out.append(
+            f"Greedy answers: {answers['prompts']} training prompts, {answers['response_tokens'] / 1e6:.2f} M tokens, "
+            f"{answers['ended']:.1%} ended. Held-out prompts: {answers['heldout_ended']:.1%} ended, "
+            f"{answers['heldout_clean']:.1%} ended as valid Python without repetition, median "
+            f"{answers['heldout_median_tokens']:.0f} tokens."
+        )
+    trained = [
+        [
+            name,
+            f"{r['parameters']:,}" if "parameters" in r else "",
+            r["steps"],
+            r["seconds"],
+            r["final_loss"],
+            r.get("early_step", ""),
+        ]
+        for name, r in record.items()
+        if isinstance(r, dict) and "final_loss" in r
+    ]
+    if trained:
+        out.append(table(["drafter", "parameters", "steps", "seconds", "last loss", "early state at step"], trained))
+    rows = [
+        tau_row(f"{n}, {split}", v)
+        for n, splits in record.get("tau", {}).items()
+        for split, v in splits.items()
+        if v["rounds"]
+    ]
+    for name, r in record.items():
+        heldout = r.get("heldout") if isinstance(r, dict) else None
+        if heldout and "as_claimed" in heldout:
+            rows += [tau_row(f"{name}, {how.replace('_', ' ')}", v) for how, v in heldout.items()]
+        elif heldout:
+            rows.append(tau_row(name, heldout))
+    if rows:
+        out.append(table(TAU_HEADER, rows))
+    return out
+
+
+def render_card(record: dict[str, Any]) -> str:
+    """The card of a run as Markdown."""
+    environment = record["environment"]
+    out = ["# Demo models", WARNING]
+    versions = ", ".join(f"{name} {version}" for name, version in environment.items() if name != "device")
+    out.append(
+        f"Made by `python -m deploy.demo.train` on {environment['device']} in "
+        f"{record.get('total_s', 'an unfinished number of')} s, plan `{record['plan']['name']}`, seed "
+        f"{record['seed']}. Versions: {versions}."
+    )
+    out.append(
+        "Tau is emitted tokens per round (accepted drafts and one more, cut at the end of the text) over the serving "
+        "walk on greedy references, pooled over rounds; intervals resample prompts (2,000 times)."
+    )
+    if "kernel_gradient_error" in record:
+        out.append(f"Relative error of the kernels' gradients against float32: {record['kernel_gradient_error']}.")
+    if "pair" in record:
+        out += pair_section("Hybrid pair", record["pair"])
+    if record.get("plain_pair"):
+        out += pair_section("Full-attention pair", record["plain_pair"])
+    out.append("## Phases")
+    out.append(
+        table(
+            ["phase", "seconds", "note"],
+            [[n, e.get("seconds", ""), e.get("failed") or e.get("skipped") or ""] for n, e in record["phases"].items()],
+        )
+    )
+    data = record.get("data")
+    if data:
+        out.append("## Data")
+        counts = ", ".join(f"{k.replace('_', ' ')} {v:,}" for k, v in data.items() if isinstance(v, int))
+        out.append(f"Python files of permissively licensed packages installed on the training machine: {counts}.")
+        packages = [
+            [n, p["version"], p["licence"], p["evidence"], p["files"], p["chars"]] for n, p in data["packages"].items()
+        ]
+        out.append(table(["package", "version", "licence", "stated in", "files", "characters"], packages))
+        if data["excluded_packages"]:
+            excluded = "; ".join(f"{n}: {why}" for n, why in data["excluded_packages"].items())
+            out.append(f"Left out because of their licence or because it is not stated: {excluded}.")
+    return "\n\n".join(out) + "\n"
+
+
+def write_card(path: Path, record: dict[str, Any]) -> None:
+    """Write the card."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render_card(record), encoding="utf-8")

@@ -1,0 +1,324 @@
+"""One pair end to end: target, answers, drafters with an early state, evaluation on held-out prompts and on the
+demo's prompts.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from deploy.demo.train.answers import Answer, Prefill, generate, is_clean, prefill, take
+from deploy.demo.train.chat import FRESH_PROMPTS, MASK, Pair, render
+from deploy.demo.train.drafter_training import Snapshot, dflash_loss, rounded, train_drafter
+from deploy.demo.train.evaluation import Match, Round, dflash_matches, summarise, walk_all
+from deploy.demo.train.fit import Log
+from deploy.demo.train.networks.dflash import DFlash
+from deploy.demo.train.packing import dflash_config, save_checkpoint, save_tensors
+from deploy.demo.train.rows import Dataset, Encoded
+from deploy.demo.train.settings import SEED, Budget, DrafterShape, Plan, TargetShape
+from deploy.demo.train.target_training import train_target
+from deploy.demo.train.tokenization import save_tokenizer
+
+DEMO_TRAIN_PROMPTS = 5
+DEMO_NEW_TOKENS = 144
+TASKS = ("complete", "write", "docstring")
+
+
+@dataclass
+class DemoPrompt:
+    """One prompt of the demo's table with the target's stored greedy answer."""
+
+    name: str
+    split: str
+    pair: Pair
+    answer: Answer
+
+
+@dataclass
+class PairRun:
+    """What the phases of one pair share; everything that a later phase needs is either here or on disk in
+    ``folder``.
+    """
+
+    shape: TargetShape
+    drafter: DrafterShape
+    plan: Plan
+    data: Dataset
+    folder: Path
+    cache: Path
+    device: str
+    log: Log
+    record: dict[str, Any] = field(default_factory=dict)
+    model: Any = None
+    answers: list[Answer] = field(default_factory=list)
+    heldout: list[Answer] = field(default_factory=list)
+    heldout_items: list[Encoded] = field(default_factory=list)
+    demo: list[DemoPrompt] = field(default_factory=list)
+    features: Prefill | None = None
+    heldout_features: Prefill | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of inference."""
+        return torch.bfloat16 if self.device == "cuda" else torch.float32
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """The target's table, which is also its head."""
+        table: torch.Tensor = self.model.get_input_embeddings().weight.detach()
+        return table
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers whose outputs are kept: all taps of all drafters, and one further for the drafter trained on shifted
+        layers.
+        """
+        plan = self.plan
+        shapes = [self.drafter] + ([plan.small, plan.dspark, plan.eagle3] if self.shape.kind == "hybrid" else [])
+        wanted = {i for s in shapes for i in s.taps}
+        return tuple(sorted(wanted | ({i + 1 for i in plan.small.taps} if self.shape.kind == "hybrid" else set())))
+
+    def make_target(self, budget: Budget, *, reference_delta_rule: bool) -> None:
+        """Train the target, or load it when an earlier run has saved it."""
+        folder = self.folder / "target"
+        if (folder / "config.json").exists():
+            import transformers
+
+            self.model = (
+                transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype).to(self.device).eval()
+            )
+            self.log("  target: loaded from an earlier run")
+            return
+        self.model, self.record["target"] = train_target(
+            self.shape,
+            self.data,
+            self.plan,
+            budget=budget,
+            device=self.device,
+            log=self.log,
+            reference_delta_rule=reference_delta_rule,
+        )
+        self.model.save_pretrained(folder, max_shard_size=self.plan.shard_bytes)
+        save_tokenizer(self.data.tokenizer, folder)
+
+    def make_answers(self, count: int) -> None:
+        """Answer training prompts (for the drafters), held-out prompts (for tau) and the demo's prompts (stored with
+        it).
+        """
+        plan = self.plan
+        items = take(self.data.train, count)
+        if self.cache.exists():
+            self.answers = load_answers(self.cache)
+        else:
+            self.answers = generate(
+                self.model,
+                [i.prompt for i in items],
+                max_new_tokens=plan.max_new_tokens,
+                batch=plan.generate_batch,
+                log=self.log,
+            )
+            save_answers(self.cache, self.answers)
+        self.heldout_items = self.data.heldout[: plan.num_heldout]
+        self.heldout = generate(
+            self.model,
+            [i.prompt for i in self.heldout_items],
+            max_new_tokens=plan.max_new_tokens,
+            batch=plan.generate_batch,
+        )
+        texts = self.data.tokenizer.decode_batch([a.response for a in self.heldout])
+        self.record["answers"] = {
+            "prompts": len(self.answers),
+            "response_tokens": sum(len(a.response) for a in self.answers),
+            "ended": share([a.has_ended for a in self.answers]),
+            "heldout_ended": share([a.has_ended for a in self.heldout]),
+            "heldout_clean": share(
+                [
+                    a.has_ended and is_clean(text, task=i.pair.task)
+                    for a, text, i in zip(self.heldout, texts, self.heldout_items, strict=True)
+                ]
+            ),
+            "heldout_median_tokens": float(np.median([len(a.response) for a in self.heldout])),
+        }
+        self.log(f"  {self.record['answers']}")
+
+    def make_demo(self, *, batch: int = 1) -> None:
+        """Answer the demo's prompts, one by one and so unpadded by default: these token ids are stored as the demo's
+        references.
+        """
+        seen = [
+            i
+            for i, a in zip(take(self.data.train, len(self.answers)), self.answers, strict=False)
+            if a.has_ended and i.pair.task != "docstring" and len(a.response) >= self.plan.drafter.block
+        ][:DEMO_TRAIN_PROMPTS]
+        wanted = [("fresh", pair) for pair in FRESH_PROMPTS] + [("train", i.pair) for i in seen]
+        limit = DEMO_NEW_TOKENS if self.plan.name == "full" else self.plan.max_new_tokens
+        prompts = [self.data.tokenizer.encode(render(pair.user)).ids for _, pair in wanted]
+        answers = generate(self.model, prompts, max_new_tokens=limit, batch=batch)
+        self.demo = [
+            DemoPrompt(f"{split}-{number}", split, pair, answer)
+            for number, ((split, pair), answer) in enumerate(zip(wanted, answers, strict=True))
+        ]
+        lines = [
+            {
+                "id": d.name,
+                "split": d.split,
+                "category": d.pair.task,
+                "messages": [{"role": "user", "content": d.pair.user}],
+                "prompt_ids": d.answer.ids[: d.answer.prompt_tokens],
+            }
+            for d in self.demo
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (self.folder / "prompts.jsonl").write_text(text, encoding="utf-8")
+
+    def make_features(self) -> None:
+        """Prefill the answers that ended, and the held-out ones."""
+        width = -(-(self.plan.max_prompt_tokens + self.plan.max_new_tokens) // 32) * 32
+        usable = [a for a in self.answers if a.has_ended and len(a.response) >= 3]
+        if len(usable) < self.plan.sequences_per_step:  # an untrained target ends nothing
+            usable = [a for a in self.answers if len(a.response) >= 3]
+        self.features = prefill(self.model, usable, layers=self.layers, width=width)
+        self.heldout_features = prefill(self.model, self.heldout, layers=self.layers, width=width)
+        self.record["features"] = {
+            "sequences": len(usable),
+            "layers": list(self.layers),
+            "agreement_with_generation": round(float(self.features.agreement.mean()), 5),
+        }
+
+    def train_dflash(
+        self,
+        shape: DrafterShape,
+        *,
+        name: str,
+        budget: Budget,
+        taps: tuple[int, ...] | None = None,
+        sees_anchor: bool = False,
+        early_ratio: float | None = None,
+    ) -> tuple[DFlash, Snapshot | None]:
+        """Train one DFlash drafter; ``taps`` are the layers it is really fed, if other than its shape says."""
+        if self.features is None:
+            raise RuntimeError("features are missing: the answers phase has to run first")
+        features = self.features
+        torch.manual_seed(SEED)
+        network = DFlash(self.shape.hidden, shape, mask_id=MASK, sees_anchor=sees_anchor).to(self.device)
+        embedding, fed = self.embedding, shape.taps if taps is None else taps
+        fit_record, early = train_drafter(
+            network,
+            lambda batch: dflash_loss(
+                network, features, batch=batch, embedding=embedding, taps=fed, decay=self.plan.loss_decay
+            ),
+            features,
+            plan=self.plan,
+            budget=budget,
+            name=name,
+            log=self.log,
+            early_ratio=early_ratio,
+        )
+        parameters = sum(p.numel() for p in network.parameters())
+        self.record[name] = {"parameters": parameters, **fit_record.summary()}
+        return network, early
+
+    def make_pair(self, budget: Budget, *, with_early: bool) -> None:
+        """Train the main drafter and save it, with the early state and its plain training checkpoint."""
+        ratio = self.plan.early_ratio if with_early else None
+        network, early = self.train_dflash(self.drafter, name="drafter-a", budget=budget, early_ratio=ratio)
+        config = dflash_config(self.shape, self.drafter)
+        save_tensors(self.folder / "drafter-a", network.state_dict(), config)
+        if early is not None:
+            self.record["drafter-a"]["early_step"] = early.step
+            save_tensors(self.folder / "drafter-b", early.weights, config)
+            save_checkpoint(self.folder / "drafter-b" / "checkpoint.pt", early, self.embedding)
+
+    def load_dflash(self, name: str, shape: DrafterShape) -> DFlash:
+        """A saved drafter in the dtype of inference, as its file and shape say."""
+        from safetensors.torch import load_file
+
+        network = DFlash(self.shape.hidden, shape, mask_id=MASK)
+        network.load_state_dict(load_file(str(self.folder / name / "model.safetensors")))
+        loaded = rounded(network, self.dtype).to(self.device)
+        assert isinstance(loaded, DFlash)
+        return loaded
+
+    def heldout_rounds(self, match: Match) -> list[list[Round]]:
+        """Serving walk over the held-out answers."""
+        if self.heldout_features is None:
+            raise RuntimeError("features are missing: the answers phase has to run first")
+        return walk_all(match, self.heldout_features)
+
+    def evaluate(self) -> None:
+        """Tau of the pair's drafters on held-out and demo prompts; writes ``eval.json``."""
+        names = [n for n in ("drafter-a", "drafter-b") if (self.folder / n).exists()]
+        demo = prefill(
+            self.model,
+            [d.answer for d in self.demo],
+            layers=self.layers,
+            width=max(len(d.answer.ids) for d in self.demo) + 1,
+        )
+        result: dict[str, Any] = {}
+        block = self.drafter.block
+        demo_rounds: dict[str, list[list[Round]]] = {}
+        for name in names:
+            match = dflash_matches(self.load_dflash(name, self.drafter), self.embedding)
+            heldout, demo_rounds[name] = self.heldout_rounds(match), walk_all(match, demo)
+            result[name] = {
+                "fresh": summarise(
+                    [r for r, d in zip(demo_rounds[name], self.demo, strict=True) if d.split == "fresh"], block
+                ),
+                "train": summarise(
+                    [r for r, d in zip(demo_rounds[name], self.demo, strict=True) if d.split == "train"], block
+                ),
+                "all15": summarise(demo_rounds[name], block),
+                "heldout": summarise(heldout, block),
+            }
+            for task in TASKS:
+                chosen = [r for r, i in zip(heldout, self.heldout_items, strict=True) if i.pair.task == task]
+                result[name][f"heldout_{task}"] = summarise(chosen, block)
+            self.log(f"  {name}: tau {[(k, v['tau_pooled'], v['interval_95']) for k, v in result[name].items()]}")
+        result["prompts"] = [
+            {
+                "id": d.name,
+                "split": d.split,
+                "category": d.pair.task,
+                "prompt": d.pair.user,
+                "prompt_len": d.answer.prompt_tokens,
+                "output_ids": d.answer.response,
+                "text": self.data.tokenizer.decode(d.answer.response, skip_special_tokens=False),
+                "ended": d.answer.has_ended,
+                "prefill_agrees": float(demo.agreement[i]) == 1.0,
+                "rounds": {n[-1]: [list(r) for r in demo_rounds[n][i]] for n in names},
+                "tau": {n[-1]: summarise([demo_rounds[n][i]], block)["tau_pooled"] for n in names},
+            }
+            for i, d in enumerate(self.demo)
+        ]
+        self.record["demo_ended"] = sum(d.answer.has_ended for d in self.demo)
+        self.record["tau"] = {n: {k: v for k, v in result[n].items() if k != "rate"} for n in names}
+        document = {"kind": self.shape.kind, "device_dtype": str(self.dtype), "eval": result}
+        (self.folder / "eval.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def share(flags: list[bool]) -> float:
+    """Share of true values, four digits."""
+    return round(sum(flags) / max(1, len(flags)), 4)
+
+
+def save_answers(path: Path, answers: list[Answer]) -> None:
+    """Store answers as flat arrays."""
+    np.savez_compressed(
+        path,
+        ids=np.concatenate([np.array(a.ids, np.int32) for a in answers]),
+        sizes=np.array([len(a.ids) for a in answers], np.int32),
+        prompts=np.array([a.prompt_tokens for a in answers], np.int32),
+        ended=np.array([a.has_ended for a in answers]),
+    )
+
+
+def load_answers(path: Path) -> list[Answer]:
+    """Read what `save_answers` wrote."""
+    with np.load(path) as stored:
+        pieces = np.split(stored["ids"], np.cumsum(stored["sizes"])[:-1])
+        return [
+            Answer(ids.tolist(), int(prompt), bool(ended))
+            for ids, prompt, ended in zip(pieces, stored["prompts"], stored["ended"], strict=True)
+        ]

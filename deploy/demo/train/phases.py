@@ -1,0 +1,232 @@
+"""The run: phases in order, each able to fail alone, with a record, a card and an archive after each."""
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from deploy.demo.train.card import write_card
+from deploy.demo.train.chat import FRESH_PROMPTS
+from deploy.demo.train.corpus import collect
+from deploy.demo.train.fit import Log
+from deploy.demo.train.packing import archive, write_json
+from deploy.demo.train.pair import DEMO_TRAIN_PROMPTS, PairRun
+from deploy.demo.train.planted import DEFECTS, make_dspark, make_eagle3, make_planted
+from deploy.demo.train.rows import Dataset, build
+from deploy.demo.train.settings import SEED, Plan
+
+PART_BYTES = 15 << 20
+
+
+class Phase(NamedTuple):
+    """One step of the run.
+
+    Attributes:
+        name: Shown and recorded; unique.
+        action: What it does.
+        expected_s: Device seconds it is known to take; it is skipped when fewer are left before the deadline.
+        needs: Names of phases without which it makes no sense.
+    """
+
+    name: str
+    action: Callable[[], None]
+    expected_s: float
+    needs: tuple[str, ...] = ()
+
+
+class Recipe:
+    """All phases over one working folder.
+
+    Args:
+        plan: Sizes and budgets.
+        work: Folder of results; what an earlier run left there is taken up.
+        device: ``cuda`` or ``cpu``.
+        log: Takes one line.
+        deadline_s: Seconds after which no further phase is started; None for no limit.
+        archive_to: Where to put the archive parts after every phase; None for none.
+        start: Reading of ``clock`` that counts as the beginning.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        work: Path,
+        *,
+        device: str,
+        log: Log,
+        deadline_s: float | None = None,
+        archive_to: Path | None = None,
+        start: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._plan, self._work, self._device, self._log = plan, work, device, log
+        self._deadline_s, self._archive_to, self._clock = deadline_s, archive_to, clock
+        self._start = clock() if start is None else start
+        self._bundle = work / "bundle"
+        self._dataset: Dataset | None = None
+        self._pair: PairRun | None = None
+        self._plain: PairRun | None = None
+        self._reference_delta_rule = False
+        self.record: dict[str, Any] = {
+            "plan": asdict(plan),
+            "seed": SEED,
+            "environment": environment(device),
+            "phases": {},
+        }
+
+    def phases(self) -> list[Phase]:
+        """The phases in order of importance."""
+        plan = self._plan
+
+        def pair() -> PairRun:
+            if self._pair is None:
+                raise RuntimeError("there is no dataset: the data phase has to run first")
+            return self._pair
+
+        def plain() -> PairRun:
+            if self._plain is None:
+                raise RuntimeError("there is no dataset: the data phase has to run first")
+            return self._plain
+
+        def seconds(value: float | None) -> float:
+            return value or 0.0
+
+        def target() -> None:
+            pair().make_target(plan.target_budget, reference_delta_rule=self._reference_delta_rule)
+
+        def answers() -> None:
+            pair().make_answers(plan.num_answers)
+            pair().make_features()
+
+        def evaluate() -> None:
+            pair().make_demo()
+            pair().evaluate()
+
+        def plain_answers() -> None:
+            if self._pair is not None:
+                self._pair.features = None  # room for the second pair's features
+            plain().make_answers(plan.num_plain_answers)
+            plain().make_features()
+
+        def plain_evaluate() -> None:
+            plain().make_pair(plan.plain_drafter_budget, with_early=False)
+            plain().make_demo(batch=len(FRESH_PROMPTS) + DEMO_TRAIN_PROMPTS)
+            plain().evaluate()
+
+        small_s = seconds(plan.small_budget.seconds) + 3
+        family_s = seconds(plan.family_budget.seconds) + 5
+        planted = [
+            Phase(d.name, lambda d=d: make_planted(pair(), d, plan.small_budget), small_s, ("answers",))
+            for d in DEFECTS
+        ]
+        return [
+            Phase("data", self._make_data, 0),
+            Phase("gradients", self._check_gradients, 0),
+            Phase("target", target, seconds(plan.target_budget.seconds) + 60, ("data",)),
+            Phase("answers", answers, 35, ("target",)),
+            Phase("drafter", lambda: pair().make_pair(plan.drafter_budget, with_early=True), 90, ("answers",)),
+            Phase("evaluation", evaluate, 25, ("drafter",)),
+            *planted,
+            Phase("dspark", lambda: make_dspark(pair(), plan.family_budget), family_s, ("answers",)),
+            Phase("eagle3", lambda: make_eagle3(pair(), plan.family_budget), family_s, ("answers",)),
+            Phase(
+                "plain-target",
+                lambda: plain().make_target(plan.plain_target_budget, reference_delta_rule=False),
+                70,
+                ("data",),
+            ),
+            Phase("plain-answers", plain_answers, 20, ("plain-target",)),
+            Phase("plain-drafter", plain_evaluate, 40, ("plain-answers",)),
+        ]
+
+    def run(self) -> bool:
+        """Run every phase; True when none failed. A failed or skipped phase stops only those that need it."""
+        done: set[str] = set()
+        for phase in self.phases():
+            elapsed = self._clock() - self._start
+            entry: dict[str, Any] = {"started_s": round(elapsed, 1)}
+            self.record["phases"][phase.name] = entry
+            missing = [n for n in phase.needs if n not in done]
+            if missing:
+                entry["skipped"] = f"needs {', '.join(missing)}"
+            elif self._deadline_s is not None and elapsed + phase.expected_s > self._deadline_s:
+                entry["skipped"] = f"expected {phase.expected_s:.0f} s, {self._deadline_s - elapsed:.0f} s left"
+            if "skipped" in entry:
+                self._log(f"-- {phase.name}: skipped, {entry['skipped']}")
+                continue
+            self._log(f">> {phase.name}")
+            try:
+                phase.action()
+                done.add(phase.name)
+            except Exception as error:
+                entry["failed"] = f"{type(error).__name__}: {error}"[:500]
+                self._log(f"!! {phase.name} failed\n{traceback.format_exc()}")
+            if self._device == "cuda":
+                torch.cuda.synchronize()
+                entry["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+            entry["seconds"] = round(self._clock() - self._start - elapsed, 1)
+            self._log(f"<< {phase.name}: {entry['seconds']} s")
+            self._save()
+        self.record["total_s"] = round(self._clock() - self._start, 1)
+        self._save()
+        return not any("failed" in e for e in self.record["phases"].values())
+
+    def _save(self) -> None:
+        if self._pair is not None:
+            self.record["pair"] = self._pair.record
+        if self._plain is not None:
+            self.record["plain_pair"] = self._plain.record
+        write_json(self._bundle / "run.json", self.record)
+        write_card(self._bundle / "README.md", self.record)
+        if self._archive_to is not None:
+            archive(self._bundle, self._archive_to, part_bytes=PART_BYTES)
+
+    def _make_data(self) -> None:
+        corpus = collect(workers=self._plan.workers, max_files=self._plan.max_files, packages=self._plan.packages)
+        self._log(f"  {corpus.num_files} files, {len(corpus.train)} + {len(corpus.heldout)} functions")
+        self._dataset = build(corpus, self._plan)
+        self.record["data"] = self._dataset.record
+        self._log(f"  { {k: v for k, v in self._dataset.record.items() if 'packages' not in k} }")
+        common = {"plan": self._plan, "data": self._dataset, "device": self._device, "log": self._log}
+        self._pair = PairRun(
+            self._plan.target, self._plan.drafter, folder=self._bundle, cache=self._work / "answers.npz", **common
+        )
+        plain, cache = self._bundle / "plain", self._work / "plain-answers.npz"
+        self._plain = PairRun(self._plan.plain_target, self._plan.plain_drafter, folder=plain, cache=cache, **common)
+        self._plain.folder.mkdir(parents=True, exist_ok=True)
+
+    def _check_gradients(self) -> None:
+        """On a GPU, compare the repaired kernels with float32; fall back to the reference delta rule when they are
+        off.
+        """
+        if self._device != "cuda":
+            return
+        from deploy.demo.train.kernels import MAX_GRADIENT_ERROR, gradient_error, install_backward
+        from deploy.demo.train.target import innermost, library_module
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+        install_backward()
+        self._reference_delta_rule = True
+        reference = innermost(library_module("hybrid").torch_chunk_gated_delta_rule)
+        errors = gradient_error(reference, chunk_gated_delta_rule, device=self._device)
+        self.record["kernel_gradient_error"] = errors
+        self._reference_delta_rule = not max(errors.values()) < MAX_GRADIENT_ERROR
+        self._log(f"  {errors}, reference delta rule: {self._reference_delta_rule}")
+
+
+def environment(device: str) -> dict[str, str]:
+    """Versions and the device, for the card."""
+    from importlib import metadata
+
+    names = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "flash-linear-attention", "triton")
+    found: dict[str, str] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
