@@ -10,9 +10,9 @@ import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from kit.echo import Echo
 from kit.serve import running
-
 from tauscope_serving.bodies import read_bytes
 from tauscope_wire.errors import DeadlineError, UnavailableError
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+
 from kit.echo import Echo
 from kit.serve import running
-
 from tauscope_serving.errors import STATUS, status_of
 from tauscope_serving.logs import set_up_logs
 from tauscope_wire import errors

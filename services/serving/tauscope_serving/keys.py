@@ -62,13 +62,26 @@ class Principal(BaseModel):
 
 
 class Keyring:
-    """Finds the principal of a request; without a file everybody is the local principal with all roles."""
+    """Finds the principal of a request; without a file everybody is the local principal with all roles.
+
+    Args:
+        path: the keys file, or None.
+        clock: monotonic seconds.
+        compare: equality in constant time.
+    """
 
     RELOAD_INTERVAL_S = 1.0
     """Revocation takes effect within this time; checking the file on each request would cost a system call each."""
 
-    def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        compare: Callable[[str, str], bool] = hmac.compare_digest,
+    ) -> None:
         self._path = path
+        self._compare = compare
         self._clock = clock
         self._lock = threading.Lock()
         self._content = KeyFile()
@@ -95,7 +108,7 @@ class Keyring:
         digest = digest_of(key.strip())
         found: KeyRecord | None = None
         for record in self._records():  # every record is compared, so that time tells nothing about which one matched
-            if hmac.compare_digest(record.sha256, digest):
+            if self._compare(record.sha256, digest):
                 found = record
         if found is None:
             raise AuthenticationError("the API key is not known here", ErrorCode.KEY_UNKNOWN)

@@ -22,7 +22,8 @@ class _Bucket:
     updated: float
 
     def refill(self, now: float) -> None:
-        self.level = min(self.capacity, self.level + (now - self.updated) * self.capacity / WINDOW_S)
+        elapsed = max(0.0, now - self.updated)
+        self.level = min(self.capacity, self.level + elapsed * self.capacity / WINDOW_S)
         self.updated = now
 
 
