@@ -1,0 +1,172 @@
+"""Summary of the model's own distribution, in blocks: rows x vocabulary never exists at once.
+
+A row's k best are exact and deterministic, ties included (logit descending, id ascending): each logit becomes a 64-bit
+key whose upper half orders as the float does and whose lower half prefers small ids, and keys are unique.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tauscope_target.jobs import LogitsSpec
+from tauscope_wire.tensors import LogitsSummary
+
+BLOCK_ELEMENTS = 1 << 24
+"""Most logits of a block: 64 MB as float32 and 128 MB as keys."""
+BLOCK_VOCAB = 1 << 15
+"""Columns of a block: wide enough for full-speed matrix products, and one host-to-device copy when streamed."""
+_LOW = (1 << 32) - 1
+
+
+class HeadBlocks(Protocol):
+    """The output projection, in blocks of the vocabulary."""
+
+    vocab_size: int
+
+    def blocks(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:
+        """(first id, weight [block, hidden], bias [block] or None), in order of ids, on the compute device."""
+        ...
+
+
+class ResidentHead:
+    """Blocks of a head that lies on the compute device."""
+
+    def __init__(self, head: Any) -> None:
+        self._weight: torch.Tensor = head.weight
+        self._bias: torch.Tensor | None = getattr(head, "bias", None)
+        self.vocab_size = int(self._weight.shape[0])
+
+    def blocks(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:
+        """Views of the weight."""
+        for start in range(0, self.vocab_size, BLOCK_VOCAB):
+            stop = min(start + BLOCK_VOCAB, self.vocab_size)
+            yield start, self._weight[start:stop], None if self._bias is None else self._bias[start:stop]
+
+
+@dataclass(eq=False)
+class SummaryRows:
+    """The summary of one job while its rows are still coming.
+
+    `token_ids` is the whole sequence, `start` the position of row 0; `next_logprobs` has a row for every position that
+    has a next token.
+    """
+
+    spec: LogitsSpec
+    token_ids: npt.NDArray[np.int32]
+    start: int
+    num_rows: int
+    argmax_ids: npt.NDArray[np.int32] = field(init=False)
+    top_ids: npt.NDArray[np.int32] = field(init=False)
+    top_logprobs: npt.NDArray[np.float32] = field(init=False)
+    next_logprobs: npt.NDArray[np.float32] | None = field(init=False)
+    is_finite: bool = True
+
+    def __post_init__(self) -> None:
+        self.argmax_ids = np.empty(self.num_rows, np.int32)
+        self.top_ids = np.empty((self.num_rows, self.spec.top_k), np.int32)
+        self.top_logprobs = np.empty((self.num_rows, self.spec.top_k), np.float32)
+        num_next = min(self.num_rows, len(self.token_ids) - 1 - self.start)
+        self.next_logprobs = np.empty(num_next, np.float32) if self.spec.next_token else None
+
+    def put(self, row: int, block: "RowBlock") -> None:
+        """Store the rows from `row` on."""
+        stop = row + len(block.ids)
+        ids, logprobs = block.ids.cpu().numpy(), block.logprobs.cpu().numpy()
+        self.is_finite = self.is_finite and bool(np.isfinite(logprobs).all())
+        self.argmax_ids[row:stop] = ids[:, 0]
+        self.top_ids[row:stop] = ids[:, : self.spec.top_k]
+        self.top_logprobs[row:stop] = logprobs[:, : self.spec.top_k]
+        if self.next_logprobs is not None:
+            count = max(0, min(stop, len(self.next_logprobs)) - row)
+            self.next_logprobs[row : row + count] = block.next_logprobs[:count].cpu().numpy()
+
+    def next_ids(self, row: int, count: int) -> npt.NDArray[np.int32]:
+        """Next token of each row; 0 stands where there is none."""
+        ids = np.zeros(count, np.int32)
+        following = self.token_ids[self.start + row + 1 : self.start + row + 1 + count]
+        ids[: len(following)] = following
+        return ids
+
+    def summary(self) -> LogitsSummary:
+        """The finished summary."""
+        return LogitsSummary(
+            argmax_ids=self.argmax_ids,
+            top_ids=self.top_ids,
+            top_logprobs=self.top_logprobs,
+            next_logprobs=self.next_logprobs,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RowBlock:
+    """Summary of r rows, on the compute device: ids and logprobs [r, max(k, 1)], next_logprobs [r]."""
+
+    ids: torch.Tensor
+    logprobs: torch.Tensor
+    next_logprobs: torch.Tensor
+
+
+def row_blocks(num_rows: int, vocab_size: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows whose logits fit a block."""
+    step = max(1, BLOCK_ELEMENTS // min(vocab_size, BLOCK_VOCAB))
+    for start in range(0, num_rows, step):
+        yield start, min(start + step, num_rows)
+
+
+def summarise(
+    normed: torch.Tensor,
+    next_ids: npt.NDArray[np.int32],
+    head: HeadBlocks,
+    *,
+    top_k: int,
+    scale: Callable[[torch.Tensor], torch.Tensor],
+) -> RowBlock:
+    """Summarise the distribution of some rows.
+
+    Args:
+        normed: [r, hidden], the last layer after the final norm.
+        next_ids: [r], ids whose log-prob is wanted.
+        head: the output projection.
+        top_k: best ids per row; at least one is always computed.
+        scale: what the architecture does to the head's output.
+    """
+    wanted = max(1, min(top_k, head.vocab_size))
+    following = torch.from_numpy(next_ids).to(normed.device, torch.int64)
+    best: torch.Tensor | None = None
+    log_sum: torch.Tensor | None = None
+    chosen = torch.full((len(normed),), float("-inf"), dtype=torch.float32, device=normed.device)
+    for start, weight, bias in head.blocks():
+        logits = scale(torch.nn.functional.linear(normed, weight, bias)).float()
+        block_sum = torch.logsumexp(logits, dim=-1)
+        log_sum = block_sum if log_sum is None else torch.logaddexp(log_sum, block_sum)
+        local = following - start
+        inside = (local >= 0) & (local < logits.shape[1])
+        picked = logits.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
+        chosen = torch.where(inside, picked, chosen)
+        keys = _keys(logits, start)
+        keys = keys.topk(min(wanted, keys.shape[1]), dim=-1).values
+        best = keys if best is None else torch.cat([best, keys], dim=-1)
+        best = best.topk(min(wanted, best.shape[1]), dim=-1).values
+    assert best is not None and log_sum is not None
+    values, ids = _decode(best)
+    return RowBlock(ids, values - log_sum[:, None], chosen - log_sum)
+
+
+def _keys(logits: torch.Tensor, first_id: int) -> torch.Tensor:
+    """int64 keys that order by (logit, -id). Adding zero turns -0.0 into 0.0, which must tie with it."""
+    bits = (logits + 0.0).view(torch.int32)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+    ids = torch.arange(first_id, first_id + logits.shape[1], device=logits.device)
+    return (ordered << 32) + (_LOW - ids)
+
+
+def _decode(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (float32) and ids (int32) of keys."""
+    ids = (_LOW - (keys & _LOW)).to(torch.int32)
+    ordered = (keys >> 32).to(torch.int32)
+    bits = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
+    return bits.view(torch.float32), ids

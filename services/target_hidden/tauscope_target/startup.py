@@ -1,0 +1,200 @@
+"""Start-up of the compute side: load, warm up under observation, take the fingerprint, prove it, refuse or be ready."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tauscope_target import arithmetic, guard
+from tauscope_target.checkpoint import CheckpointFolder, open_checkpoint
+from tauscope_target.engine import EngineParts, TorchEngine
+from tauscope_target.forward import DecoderRunner, ResidentWeights
+from tauscope_target.jobs import TargetFacts
+from tauscope_target.kernels import KernelWatch, Observation, observing, pin_configurations, ran_configurations
+from tauscope_target.loading import LoadingPlan, Progress, checkpoint_dtype, load
+from tauscope_target.logits import ResidentHead
+from tauscope_target.numerics import fingerprint, refuse_reference_kernels
+from tauscope_target.selftests import SelfTestPlan, jobs_for, run_self_tests
+from tauscope_wire.dtypes import WireDtype
+from tauscope_wire.errors import ErrorCode, InternalError
+from tauscope_wire.messages import ModelInfo, SelfTest
+
+CPU_CHUNK_TOKENS = 2048
+"""Tokens a layer computes at once on a CPU: bounds activations; larger chunks gain nothing there."""
+GPU_CHUNK_TOKENS = 16384
+MAX_TESTED_LAYERS = 8
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How to load and run the model.
+
+    Attributes:
+        model: checkpoint folder.
+        device: `auto`, `cpu` or `cuda`.
+        compute_dtype: `auto`, or by name.
+        model_id: name in answers; the folder's name by default.
+        allow_reference_kernels: serve a hybrid model on the slow reference functions.
+        deepest_layer: last layer that may be asked; None for all.
+        with_head: load final norm and head.
+        chunk_tokens: most tokens a layer computes at once; None chooses by device.
+    """
+
+    model: Path
+    device: arithmetic.DeviceChoice = "auto"
+    compute_dtype: arithmetic.DtypeChoice = "auto"
+    model_id: str | None = None
+    allow_reference_kernels: bool = False
+    deepest_layer: int | None = None
+    with_head: bool = True
+    chunk_tokens: int | None = None
+    options: tuple[str, ...] = field(default_factory=tuple)
+
+
+def start_engine(
+    settings: EngineSettings,
+    *,
+    progress: Progress = lambda done, total: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> TorchEngine:
+    """Load a checkpoint and make it ready to serve.
+
+    Args:
+        settings: what to load and how.
+        progress: told about bytes of weights read.
+        say: told one line per stage.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be used.
+        MismatchError: a hybrid model on reference kernels that nobody allowed (`reference_kernels_refused`).
+        InternalError: a self-test failed that no answer may be built on (`batch_against_single`).
+    """
+    folder = open_checkpoint(settings.model)
+    device = arithmetic.choose_device(settings.device)
+    if device.type == "cpu":
+        guard.block_gpu_kernels()
+    stored = checkpoint_dtype(folder)
+    dtype = arithmetic.choose_dtype(
+        settings.compute_dtype,
+        stored,
+        device=device,
+        num_parameters=folder.nbytes // stored.itemsize,
+        available_bytes=arithmetic.available_memory(),
+    )
+    with_head = settings.with_head and settings.deepest_layer is None
+    say(f"loading {settings.model.name}: {folder.nbytes / 1e9:.2f} GB, computing in {_name(dtype)} on {device.type}")
+    plan = LoadingPlan(dtype=dtype, device=device, deepest_layer=settings.deepest_layer, with_head=with_head)
+    anatomy = load(folder, plan, progress=progress)
+    chunk = settings.chunk_tokens or (CPU_CHUNK_TOKENS if device.type == "cpu" else GPU_CHUNK_TOKENS)
+    runner = DecoderRunner(anatomy, weights=ResidentWeights(), device=device, chunk_tokens=chunk)
+    parts = EngineParts(runner, ResidentHead(anatomy.head) if anatomy.head is not None else None, device)
+    mode = "cpu" if device.type == "cpu" else "resident"
+    return prove(parts, folder=folder, settings=settings, mode=mode, dtype=dtype, say=say)
+
+
+def prove(
+    parts: EngineParts,
+    *,
+    folder: CheckpointFolder,
+    settings: EngineSettings,
+    mode: str,
+    dtype: torch.dtype,
+    say: Callable[[str], None],
+) -> TorchEngine:
+    """Warm up under observation, fingerprint, self-test."""
+    engine = TorchEngine(parts)
+    anatomy = parts.anatomy
+    num_layers = len(anatomy.layers)
+    dtypes: list[WireDtype] = ["bfloat16", "float32"] if dtype is torch.float32 else ["bfloat16"]
+    tests = SelfTestPlan(layers=_tested_layers(num_layers), dtype=dtypes[-1])
+    tuners = pin_configurations()
+    observation = Observation()
+    say("warming up and observing kernels")
+    with observing(observation):
+        _warm_up(engine, tests)
+    numerics = fingerprint(
+        revision=folder.revision(),
+        config=anatomy.config,
+        layer_types=anatomy.layer_types[:num_layers],
+        device=parts.device,
+        compute_dtype=dtype,
+        weights_mode=mode,
+        observation=observation,
+        kernel_configs=ran_configurations(tuners),
+        options=list(settings.options),
+        quantization=_quantization(folder),
+    )
+    refuse_reference_kernels(numerics, allowed=settings.allow_reference_kernels)
+    watch = KernelWatch(anatomy.model)
+    say("running self-tests")
+    results = run_self_tests(engine, tests)
+    _refuse_wrong_rows(results)
+    config = anatomy.config
+    facts = TargetFacts(
+        model=ModelInfo(
+            id=settings.model_id or settings.model.resolve().name,
+            revision=numerics.revision,
+            config_sha256=folder.config_sha256,
+            num_layers=len(anatomy.layer_types),
+            hidden_size=int(config.hidden_size),
+            vocab_size=int(config.vocab_size),
+            stop_token_ids=list(folder.stop_token_ids),
+        ),
+        architecture=type(anatomy.model).__name__,
+        layer_types=anatomy.layer_types,
+        numerics=numerics,
+        mode=mode,
+        mode_cannot=_mode_cannot(parts, num_layers),
+        deepest_layer=num_layers - 1,
+        dtypes=dtypes,
+        has_head=parts.head is not None,
+        can_generate=parts.head is not None and parts.can_generate,
+        max_positions=int(getattr(config, "max_position_embeddings", 0) or 0),
+        self_tests=results,
+    )
+    return TorchEngine(parts, facts=facts, watch=watch)
+
+
+def _warm_up(engine: TorchEngine, tests: SelfTestPlan) -> None:
+    for outcome in engine.execute([replace(job, layers=(job.layers[-1],)) for job in jobs_for(engine, tests)]):
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+def _refuse_wrong_rows(results: list[SelfTest]) -> None:
+    """Rows that depend on what shares the pass make every answer wrong: no service is better than that one."""
+    for test in results:
+        if test.status == "failed":
+            raise InternalError(
+                f"self-test {test.name} failed: {test.detail}; the service does not start", ErrorCode.INTERNAL
+            )
+
+
+def _mode_cannot(parts: EngineParts, num_layers: int) -> list[str]:
+    cannot = []
+    if num_layers < len(parts.anatomy.layer_types):
+        cannot.append(f"layers above {num_layers - 1} are not loaded (--deepest-layer)")
+    if parts.head is None:
+        cannot += ["no logits summary, no agreement, no argmax self-test: the head is not loaded"]
+    if parts.head is None or not parts.can_generate:
+        cannot.append("no generation")
+    return cannot
+
+
+def _tested_layers(num_layers: int) -> tuple[int, ...]:
+    """The embedding output, the first and the last layer, and some between."""
+    step = max(1, num_layers // MAX_TESTED_LAYERS)
+    return (-1, *sorted({*range(0, num_layers, step), num_layers - 1}))
+
+
+def _quantization(folder: CheckpointFolder) -> str | None:
+    found: Any = folder.config.get("quantization_config")
+    if not isinstance(found, dict):
+        return None
+    return str(found.get("quant_method", "unknown"))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
