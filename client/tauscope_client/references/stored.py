@@ -68,6 +68,10 @@ class StoredSource:
         engine = next(iter(origins.values())) if len(origins) == 1 else {}
         return {**engine, "stored": True, "num_origins": len(origins)}
 
+    def max_new_tokens(self) -> int:
+        """The largest limit that every stored answer can fill."""
+        return min((reference.max_new_tokens for reference in self._by_id.values()), default=1)
+
     def complete(self, turn: Turn) -> Completion:
         """The stored answer, cut to the limit asked for.
 

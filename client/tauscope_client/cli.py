@@ -1,0 +1,90 @@
+"""The `tauscope` program: commands, and one clear line for everything that goes wrong."""
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+
+from tauscope_client.commands.doctor import doctor_command
+from tauscope_client.commands.eval import evaluate_command
+from tauscope_client.commands.hidden import hidden_command
+from tauscope_client.commands.references import references_command
+from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode, exit_code_of
+from tauscope_client.provenance import client_version
+from tauscope_wire.errors import TauscopeError
+
+__all__ = ["app", "main"]
+
+TRACEBACK_VARIABLE = "TAUSCOPE_TRACEBACK"
+"""Set to see where an unexpected failure comes from."""
+
+app = typer.Typer(
+    name="tauscope",
+    help=f"How good is a drafter on a target, without a speculative server.\n\n{EXIT_CODES_HELP}",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("eval")(evaluate_command)
+app.command("hidden")(hidden_command)
+app.command("doctor")(doctor_command)
+app.command("references")(references_command)
+
+
+@app.command("version")
+def version_command() -> None:
+    """Print the version."""
+    typer.echo(client_version())
+
+
+def main(arguments: Sequence[str] | None = None, *, environ: Mapping[str, str] = os.environ) -> int:
+    """Run the program.
+
+    Returns:
+        The exit code, see `exit_codes`.
+    """
+    errors = Console(stderr=True, highlight=False)
+    try:
+        code = app(args=arguments, standalone_mode=False, prog_name="tauscope")
+    except TauscopeError as error:
+        errors.print(f"[red]error:[/red] {escape(error.message)}", soft_wrap=True)
+        return exit_code_of(error)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        errors.print("interrupted; the same command continues the run", markup=False)
+        return ExitCode.INTERRUPTED
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or error.title
+        errors.print(f"error: {where}: {first['msg']}", soft_wrap=True, markup=False)
+        return ExitCode.USAGE
+    except Exception as error:
+        if hasattr(error, "exit_code") and hasattr(error, "show"):  # a usage error of the command line
+            error.show()
+            return int(error.exit_code)
+        if environ.get(TRACEBACK_VARIABLE):
+            traceback.print_exc()
+        what = " ".join(str(error).split()) or "no message"
+        errors.print(
+            f"error: unexpected {type(error).__name__}: {what} (set {TRACEBACK_VARIABLE}=1 to see where)",
+            soft_wrap=True,
+            markup=False,
+        )
+        return ExitCode.FAILED
+    return int(code or 0)
+
+
+def run() -> None:
+    """Entry point of `python -m tauscope_client.cli`."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,1 @@
+"""The commands of `tauscope`, one module each; `cli` puts them together."""

@@ -1,0 +1,137 @@
+"""`tauscope eval`."""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tauscope_client.addresses import Addresses
+from tauscope_client.commands.options import (
+    DRAFTER_DEFAULT,
+    TARGET_DEFAULT,
+    DrafterUrl,
+    Key,
+    TargetUrl,
+    TemplateKwargs,
+    parse_template_kwargs,
+)
+from tauscope_client.evaluate import EvalSettings, evaluate
+from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode
+from tauscope_client.prompts import load_prompts
+from tauscope_client.references.choice import REFERENCE_HELP, parse_reference
+from tauscope_client.references.collect import ReferencePlan
+from tauscope_client.references.stored import StoredSource
+from tauscope_client.terminal import TerminalProgress, show_results, stdout_console
+
+__all__ = ["evaluate_command"]
+
+DEFAULT_MAX_NEW_TOKENS = 512
+DEFAULT_TAIL_TOKENS = 16
+"""One block of the usual drafters: what the unclipped tau needs past the end."""
+
+
+class DtypeName(StrEnum):
+    """Element types of hidden states."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+def evaluate_command(
+    prompts: Annotated[Path, typer.Argument(help="Prompts: JSONL (ours, ShareGPT, turns), JSON array, or .txt.")],
+    *,
+    drafter: Annotated[
+        list[str], typer.Option("--drafter", "-d", help="Name of a loaded drafter; give it again for each.")
+    ],
+    reference: Annotated[str, typer.Option("--reference", "-r", help=REFERENCE_HELP)] = "target",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Run folder; an existing one is continued. [default: runs/<date>-<prompts>]",
+            show_default=False,
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Length limit of the answers. [default: 512; with file=, as stored]", show_default=False
+        ),
+    ] = None,
+    tail_tokens: Annotated[
+        int, typer.Option(min=0, max=256, help="Greedy tokens fetched past the end, for the unclipped tau.")
+    ] = DEFAULT_TAIL_TOKENS,
+    top_k: Annotated[int, typer.Option(min=1, max=1024, help="Candidates kept of each draft row.")] = 8,
+    dtype: Annotated[
+        DtypeName, typer.Option(help="Hidden states between the services; float32 for exact comparisons.")
+    ] = DtypeName.BFLOAT16,
+    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Texts in flight at the two services.")] = 2,
+    reference_concurrency: Annotated[
+        int, typer.Option(min=1, max=64, help="Answers in flight; above 1 greedy text may change under load.")
+    ] = 1,
+    max_turns: Annotated[
+        int | None, typer.Option(min=1, help="Turns of a conversation that count. [default: all]", show_default=False)
+    ] = None,
+    template_kwargs: TemplateKwargs = "{}",
+    reference_model: Annotated[
+        str | None, typer.Option(help="Model name at an openai= server that serves several.", show_default=False)
+    ] = None,
+    reference_key: Annotated[
+        str | None,
+        typer.Option(envvar="TAUSCOPE_REFERENCE_KEY", help="API key of the reference server.", show_default=False),
+    ] = None,
+    target: TargetUrl = TARGET_DEFAULT,
+    drafter_url: DrafterUrl = DRAFTER_DEFAULT,
+    key: Key = None,
+) -> None:
+    """Measure how good drafters are: tau over the target's own greedy answers."""
+    file = load_prompts(prompts)
+    choice = parse_reference(reference, model=reference_model, key=reference_key)
+    folder = out if out is not None else Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{prompts.stem}"
+    console = stdout_console()
+    with Addresses(target, drafter_url, key).open_both() as (target_client, drafter_client):
+        target_client.info()  # a wrong address is told before a reference server is asked anything
+        with choice.open(target_client) as source, TerminalProgress() as progress:
+            limit = max_new_tokens
+            if limit is None:
+                limit = source.max_new_tokens() if isinstance(source, StoredSource) else DEFAULT_MAX_NEW_TOKENS
+            settings = EvalSettings(
+                drafters=tuple(dict.fromkeys(drafter)),
+                references=ReferencePlan(
+                    max_new_tokens=limit,
+                    tail_tokens=tail_tokens,
+                    template_kwargs=parse_template_kwargs(template_kwargs),
+                    max_turns=max_turns,
+                    concurrency=reference_concurrency,
+                ),
+                top_k=top_k,
+                dtype=dtype.value,
+                concurrency=concurrency,
+                passed={
+                    "prompts": str(prompts),
+                    "drafters": list(drafter),
+                    "reference": reference,
+                    "max_new_tokens": max_new_tokens,
+                    "target": target,
+                    "drafter_url": drafter_url,
+                },
+            )
+            outcome = evaluate(
+                settings,
+                file,
+                folder,
+                target=target_client,
+                drafter=drafter_client,
+                source=source,
+                progress=progress,
+            )
+    show_results(outcome.results, console)
+    console.print(f"run folder: {outcome.path}", soft_wrap=True, markup=False)
+    if outcome.failures:
+        raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+evaluate_command.__doc__ = f"{evaluate_command.__doc__}\n\n{EXIT_CODES_HELP}"

@@ -1,0 +1,64 @@
+"""`tauscope references`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tauscope_client.addresses import DEFAULT_DRAFTER_URL, Addresses
+from tauscope_client.commands.eval import DEFAULT_MAX_NEW_TOKENS, DEFAULT_TAIL_TOKENS
+from tauscope_client.commands.options import TARGET_DEFAULT, Key, TargetUrl, TemplateKwargs, parse_template_kwargs
+from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode
+from tauscope_client.freezing import freeze
+from tauscope_client.prompts import load_prompts
+from tauscope_client.references.choice import REFERENCE_HELP, parse_reference
+from tauscope_client.references.collect import ReferencePlan
+from tauscope_client.terminal import TerminalProgress, stdout_console
+
+__all__ = ["references_command"]
+
+
+def references_command(
+    prompts: Annotated[Path, typer.Argument(help="Prompts: JSONL (ours, ShareGPT, turns), JSON array, or .txt.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write; an unfinished one is continued.")],
+    reference: Annotated[str, typer.Option("--reference", "-r", help=REFERENCE_HELP)] = "target",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of the answers.")] = DEFAULT_MAX_NEW_TOKENS,
+    tail_tokens: Annotated[
+        int, typer.Option(min=0, max=256, help="Greedy tokens fetched past the end, for the unclipped tau.")
+    ] = DEFAULT_TAIL_TOKENS,
+    reference_concurrency: Annotated[
+        int, typer.Option(min=1, max=64, help="Answers in flight; above 1 greedy text may change under load.")
+    ] = 1,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Turns of a conversation. [default: all]")] = None,
+    template_kwargs: TemplateKwargs = "{}",
+    reference_model: Annotated[str | None, typer.Option(help="Model name at a server that serves several.")] = None,
+    reference_key: Annotated[
+        str | None, typer.Option(envvar="TAUSCOPE_REFERENCE_KEY", help="API key of the reference server.")
+    ] = None,
+    target: TargetUrl = TARGET_DEFAULT,
+    key: Key = None,
+) -> None:
+    """Freeze a reference set that other runs reuse with --reference file=PATH."""
+    file = load_prompts(prompts)
+    choice = parse_reference(reference, model=reference_model, key=reference_key)
+    plan = ReferencePlan(
+        max_new_tokens=max_new_tokens,
+        tail_tokens=tail_tokens,
+        template_kwargs=parse_template_kwargs(template_kwargs),
+        max_turns=max_turns,
+        concurrency=reference_concurrency,
+    )
+    with Addresses(target, DEFAULT_DRAFTER_URL, key).open_target() as client:
+        client.info()
+        with choice.open(client) as source, TerminalProgress() as progress:
+            references, failures = freeze(file, plan, out, target=client, source=source, progress=progress)
+    tokens = sum(len(one.response_ids) for one in references)
+    stdout_console().print(
+        f"{out}: {len(references)} references, {tokens} response tokens", markup=False, soft_wrap=True
+    )
+    if failures:
+        raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+references_command.__doc__ = f"{references_command.__doc__}\n\n{EXIT_CODES_HELP}"
