@@ -223,6 +223,7 @@ class HiddenReader:
             return None
         states = self._allocate(dtype, shape)
         payload = PayloadReader(self._parser, dtype)
+        self._checked = ""
         expected = positions[0]
         for index in range(count):
             expected = self._chunk(states, payload, (positions[0], expected, positions[1]), f"{where}[{index}]")

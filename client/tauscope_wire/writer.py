@@ -135,16 +135,16 @@ def hidden_body(
         nbytes += len(_chunk_head(start, stop, len(planes))) + len(_entry("xxh3_128", _HEX))
         nbytes += len(planes) * (len(bin_header(data_bytes)) + data_bytes)
 
-    def produce(max_bytes: int | None) -> Iterator[Part]:
-        yield head
+    def produce(max_bytes: int | None) -> Iterator[Iterator[Part]]:
+        yield iter([head])
         source = iter(chunks)
         for expected in ranges:
             chunk = next(source, None)
             if chunk is None or (chunk.start, chunk.stop) != expected or len(chunk.data) != len(planes):
                 found = None if chunk is None else (chunk.start, chunk.stop, len(chunk.data))
                 raise ValueError(f"chunk {found}: announced was {(*expected, len(planes))}")
-            yield from _chunk(chunk, dtype, (chunk.stop - chunk.start) * bin_bytes, max_bytes)
-        yield from tail()
+            yield _chunk(chunk, dtype, (chunk.stop - chunk.start) * bin_bytes, max_bytes)
+        yield tail()
 
     return Body(nbytes, produce)
 
@@ -196,7 +196,7 @@ def draft_body(
     parts.append(_entry("xxh3_128", checksum(arrays.values())))
     parts.append(_entry("timing_ms", {key: float(value) for key, value in timing_ms.items()}))
     parts.append(_entry("end", True))
-    return Body(sum(map(len, parts)), lambda _: iter(parts))
+    return Body(sum(map(len, parts)), lambda _: iter([iter(parts)]))
 
 
 def _entry(key: str, value: Any) -> bytes:
