@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tauscope_wire.checksums import HEX_LENGTH, digest_of
+from tauscope_wire.chunks_reader import read_chunks
 from tauscope_wire.dtypes import NUMPY_DTYPES, WireDtype
 from tauscope_wire.errors import ErrorCode, RequestError
 from tauscope_wire.expectations import HiddenExpectation
@@ -16,7 +17,7 @@ from tauscope_wire.layers import EMBEDDING, FINAL_NORM, Convention, Plane, canon
 from tauscope_wire.logits_reader import read_logits
 from tauscope_wire.messages import HIDDEN_SCHEMA, ModelInfo, Numerics
 from tauscope_wire.parser import PullParser
-from tauscope_wire.payload import PayloadReader, read_array
+from tauscope_wire.payload import read_array
 from tauscope_wire.tensors import HiddenAnswer
 
 __all__ = ["HIDDEN_FIELDS", "HiddenReader"]
@@ -43,8 +44,6 @@ HIDDEN_FIELDS: Final = (
 
 _HEX: Final = re.compile(rf"[0-9a-f]{{{HEX_LENGTH}}}")
 
-_CHUNK_FIELDS: Final = ("start", "stop", "data", "xxh3_128")
-
 
 class HiddenReader:
     """One reading of one body; `read` is called once."""
@@ -68,8 +67,8 @@ class HiddenReader:
         positions = self._positions(fields, len(token_ids))
         shape = self._shape(fields, (len(planes), positions[1] - positions[0], model.hidden_size))
         handle = self._handle(fields)
-        states = self._states(fields, dtype, shape, positions, handle)
-        digest = self._digest(fields, states)
+        states, known = self._states(fields, dtype, shape, positions, handle)
+        digest = self._digest(fields, states, known)
         logits = read_logits(
             parser,
             fields.enter("logits"),
@@ -211,7 +210,8 @@ class HiddenReader:
         shape: tuple[int, int, int],
         positions: tuple[int, int],
         handle: str | None,
-    ) -> npt.NDArray[Any] | None:
+    ) -> tuple[npt.NDArray[Any] | None, str | None]:
+        """The data, and its digest as far as it is known already."""
         where = fields.enter("chunks")
         count = self._parser.array_length(where)
         if self._expect.data is not None and self._expect.data != bool(count):
@@ -220,18 +220,9 @@ class HiddenReader:
         if not count:
             if handle is None:
                 raise self._parser.fail(where, "neither data nor a handle", ErrorCode.LABEL_MISMATCH)
-            return None
+            return None, None
         states = self._allocate(dtype, shape)
-        payload = PayloadReader(self._parser, dtype)
-        self._checked = ""
-        expected = positions[0]
-        for index in range(count):
-            expected = self._chunk(states, payload, (positions[0], expected, positions[1]), f"{where}[{index}]")
-        if expected != positions[1]:
-            raise self._parser.fail(
-                where, f"they end at {expected}, the positions at {positions[1]}", ErrorCode.LABEL_MISMATCH
-            )
-        return states
+        return states, read_chunks(self._parser, where, count, states=states, dtype=dtype, positions=positions)
 
     def _allocate(self, dtype: WireDtype, shape: tuple[int, int, int]) -> npt.NDArray[Any]:
         wanted = NUMPY_DTYPES[dtype]
@@ -257,35 +248,12 @@ class HiddenReader:
             )
         return np.empty(shape, dtype=wanted)
 
-    def _chunk(self, states: npt.NDArray[Any], payload: PayloadReader, bounds: tuple[int, int, int], where: str) -> int:
-        """Read one chunk that must start at bounds[1]; returns where it stops."""
-        first, expected, last = bounds
-        fields = FieldWalk(self._parser, _CHUNK_FIELDS, where)
-        start = self._parser.integer(fields.enter("start"))
-        stop = self._parser.integer(fields.enter("stop"))
-        if start != expected or not start < stop <= last:
-            raise self._parser.fail(
-                where,
-                f"rows {start}..{stop}, expected are rows from {expected} on, up to at most {last}",
-                ErrorCode.LABEL_MISMATCH,
-            )
-        data = fields.enter("data")
-        count = self._parser.array_length(data)
-        if count != len(states):
-            raise self._parser.fail(data, f"{count} bins for {len(states)} planes", ErrorCode.LABEL_MISMATCH)
-        for plane in range(count):
-            payload.read(states[plane, start - first : stop - first], f"{data}[{plane}]")
-        checksum = fields.enter("xxh3_128")
-        payload.finish(self._parser.string(checksum), checksum)
-        fields.finish()
-        return stop
-
-    def _digest(self, fields: FieldWalk, states: npt.NDArray[Any] | None) -> str | None:
+    def _digest(self, fields: FieldWalk, states: npt.NDArray[Any] | None, known: str | None) -> str | None:
         where = fields.enter("digest")
         digest = self._parser.value(where)
         if digest is not None and (not isinstance(digest, str) or not _HEX.fullmatch(digest)):
             raise self._parser.fail(where, f"expected {HEX_LENGTH} hex digits or nil")
-        if digest is not None and states is not None and digest_of(states) != digest:
+        if digest is not None and states is not None and (known or digest_of(states)) != digest:
             raise self._parser.fail(
                 where, f"{digest!r} is declared, the assembled data has another", ErrorCode.CHECKSUM_MISMATCH
             )
