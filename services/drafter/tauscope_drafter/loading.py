@@ -4,6 +4,7 @@ A checkpoint's own embedding and head are used when it ships them; where they eq
 target's copy is used and theirs is dropped, so that drafters side by side share one.
 """
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tauscope_drafter.checkpoint.reading import Description, describe
 from tauscope_drafter.checkpoint.vocabulary import target_ids
 from tauscope_drafter.checkpoint.weights import WeightsHash, read_aside, read_tensors
 from tauscope_drafter.families.family import Network, Shared
-from tauscope_drafter.fit import check_fit
+from tauscope_drafter.fit import DrafterSide, TargetSide, check_fit
 from tauscope_drafter.head import DEFAULT_CHUNK_BYTES, Embedding, Head
 from tauscope_drafter.spec import DrafterSpec
 from tauscope_drafter.target_weights import TargetFolder
@@ -112,6 +113,19 @@ def open_place(
     )
 
 
+def estimate_bytes(path: Path, options: LoadOptions, place: Place) -> int:
+    """What a drafter will hold beyond what is shared, from shapes alone, before any tensor is read."""
+    description = describe(path, options, place.target.facts if place.target is not None else None)
+    network = sum(math.prod(shape) for shape in description.expected.values()) * place.dtype.itemsize
+    aside = description.found
+    own = 0
+    if "embed_tokens.weight" in aside and place.embedding is None:
+        own += math.prod(aside["embed_tokens.weight"]) * place.dtype.itemsize
+    if "lm_head.weight" in aside and (place.head is None or "d2t" in aside or "t2d" in aside):
+        own += math.prod(aside["lm_head.weight"]) * place.dtype.itemsize
+    return network + own
+
+
 def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
@@ -128,12 +142,8 @@ def load(path: Path, options: LoadOptions, place: Place, *, name: str = "") -> L
     spec = description.spec
     if place.target is not None and facts is not None:
         check_fit(
-            spec,
-            name=name or path.name,
-            num_layers=facts.num_layers,
-            hidden_size=facts.hidden_size,
-            vocab_size=facts.vocab_size,
-            target=place.target.path.name,
+            DrafterSide(name or path.name, spec.taps, spec.target_hidden_size, spec.vocab_size, spec.target_num_layers),
+            TargetSide(place.target.path.name, facts.num_layers, facts.hidden_size, facts.vocab_size),
         )
     description.check()
     digest, weights, size = WeightsHash(), {}, 0

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 Layout = Literal["fill-in", "anchor-first", "sequential"]
 """`fill-in` is 1+N: row j of the block predicts the token at p + j, rows 1..B-1 are read. `anchor-first`: row j
-predicts p + 1 + j, rows 0..B-1 are read. `sequential`: the drafter has no block of masks, it drafts token after token."""
+predicts p + 1 + j, rows 0..B-1 are read. `sequential`: no block of masks, the drafter drafts token after token."""
 
 
 @dataclass(frozen=True, slots=True)

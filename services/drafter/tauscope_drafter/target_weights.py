@@ -1,5 +1,6 @@
 """Embedding, head and final norm of the target, from its checkpoint folder; nothing else of it is read."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 from tauscope_drafter.checkpoint.facts import TargetFacts
 from tauscope_drafter.checkpoint.files import TensorFile, open_tensors, read_json
 from tauscope_wire.errors import CheckpointError, ErrorCode
+from tauscope_wire.messages import ModelInfo
 
 # Text towers of vision-language models keep their decoder one level deeper, at either end.
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
@@ -78,6 +80,19 @@ class TargetFolder:
     def norm_eps(self) -> float:
         """Epsilon of the final norm."""
         return float(self._text.get("rms_norm_eps", 1e-6))
+
+    def model_info(self) -> ModelInfo:
+        """Identity of the target as this folder gives it; its revision is the target service's to tell."""
+        stops = self._text.get("eos_token_id")
+        return ModelInfo(
+            id=self.path.name,
+            revision="",
+            config_sha256=hashlib.sha256((self.path / "config.json").read_bytes()).hexdigest(),
+            num_layers=self.facts.num_layers,
+            hidden_size=self.facts.hidden_size,
+            vocab_size=self.facts.vocab_size,
+            stop_token_ids=stops if isinstance(stops, list) else ([] if stops is None else [stops]),
+        )
 
     def _find(self, name: str) -> str:
         for prefix in _PREFIXES:

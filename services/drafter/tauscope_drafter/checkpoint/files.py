@@ -1,8 +1,8 @@
 """Opening checkpoint files without running code from them and without reading more than is asked for.
 
-Safetensors (one file, or shards with an index) are read tensor by tensor. Pickled files (`.pt`,
-`.pth`, `.bin`, `.ckpt`) are opened with `weights_only=True` and memory-mapped, so that optimizer state beside the weights costs no memory; one that wants
-to run code is refused, always.
+Safetensors (one file, or shards with an index) are read tensor by tensor. Pickled files (`.pt`, `.pth`, `.bin`,
+`.ckpt`) are opened with `weights_only=True` and memory-mapped, so that optimizer state beside the weights costs no
+memory; one that wants to run code is refused, always.
 """
 
 import json

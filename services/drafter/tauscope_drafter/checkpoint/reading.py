@@ -13,6 +13,7 @@ from tauscope_drafter.checkpoint.names import Names, Split, normalise
 from tauscope_drafter.checkpoint.options import LoadOptions
 from tauscope_drafter.families import registry
 from tauscope_drafter.families.family import Shapes
+from tauscope_drafter.families.names import WITHOUT_WEIGHTS
 from tauscope_drafter.spec import DrafterSpec
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
@@ -90,7 +91,7 @@ def describe(path: Path, options: LoadOptions, target: TargetFacts | None = None
     """
     if options.family is not None:
         registry.family(options.family)  # an unknown name is refused before any file is opened
-    if options.family in registry.WITHOUT_WEIGHTS:
+    if options.family in WITHOUT_WEIGHTS:
         return _weightless(path, options, target)
     file = open_tensors(path)
     config, origin = _config(path, options)

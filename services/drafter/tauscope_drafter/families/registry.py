@@ -2,12 +2,9 @@
 
 from importlib import import_module
 from types import ModuleType
-from typing import Final
 
+from tauscope_drafter.families.names import FAMILIES
 from tauscope_wire.errors import CheckpointError, ErrorCode
-
-FAMILIES: Final = ("dflash",)
-WITHOUT_WEIGHTS: Final = ("ngram", "oracle")
 
 
 def family(name: str) -> ModuleType:

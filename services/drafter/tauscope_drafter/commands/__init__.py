@@ -1,0 +1,1 @@
+"""The commands of `tauscope-drafter`, one module each. They load torch only once they run."""

@@ -1,0 +1,157 @@
+"""`tauscope-drafter`: load drafters and serve them."""
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tauscope_drafter.checkpoint.options import parse_drafter
+from tauscope_drafter.commands.extras import require_extra
+from tauscope_drafter.commands.sizes import parse_bytes
+from tauscope_wire.errors import RequestError
+
+if TYPE_CHECKING:
+    from tauscope_wire.connection import Connection
+
+TARGET_KEY_VARIABLE = "TAUSCOPE_TARGET_KEY"
+"""API key for the target service; in the environment, because command lines are visible to everybody."""
+
+DrafterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drafter",
+        metavar="NAME=PATH[,KEY=VALUE..]",
+        help="A drafter to load, repeatable. Keys fill what the files do not say, e.g. "
+        "early=run/checkpoint.pt,block_size=16,taps=1:16:31:46:61,mask_token_id=248070,rope_theta=1e7",
+    ),
+]
+
+
+def serve_command(
+    context: typer.Context,
+    *,
+    target_url: Annotated[
+        str | None, typer.Option(help="Target service that handles of hidden states are read from.")
+    ] = None,
+    target_model: Annotated[
+        Path | None,
+        typer.Option(help="Checkpoint folder of the target: embedding and head are read from it, and shared."),
+    ] = None,
+    drafter: DrafterOption = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto (cuda if there is one).")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16; auto is float32 on a CPU.")] = "auto",
+    drafter_memory: Annotated[
+        str | None, typer.Option(help="Bound on the memory of all drafters together, e.g. 12GiB.")
+    ] = None,
+    context_memory: Annotated[str, typer.Option(help="Bound on the fused contexts that are kept.")] = "256MiB",
+    batch_memory: Annotated[str | None, typer.Option(help="Bound on the activations of one batch of anchors.")] = None,
+    logits_memory: Annotated[str, typer.Option(help="Bound on the logits that exist at a time.")] = "256MiB",
+    head_on_host: Annotated[
+        bool, typer.Option("--head-on-host", help="Keep the head in host memory and stream it to the GPU.")
+    ] = False,
+    root: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder that POST /drafters may load from, repeatable. Without one it loads nothing."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")] = 30020,
+    uds: Annotated[Path | None, typer.Option(help="Unix socket to listen on instead.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="File of API keys (`keys add`).")] = None,
+    open_to_network: Annotated[
+        bool, typer.Option("--open-to-network", help="Serve a network address without keys.")
+    ] = False,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) for HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Longest sequence.")] = 262144,
+    max_anchors: Annotated[int, typer.Option(min=1, help="Most anchors of one request.")] = 16384,
+    max_top_k: Annotated[int, typer.Option(min=1, max=1024, help="Most candidates per row.")] = 1024,
+    max_queued: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 256,
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="Of the log.")] = "info",
+) -> None:
+    """Serve drafters until SIGTERM; runs when no other command is given."""
+    if context.invoked_subcommand is not None:
+        return
+    if not drafter and not root:
+        raise RequestError("nothing to serve: give --drafter NAME=PATH, or --root DIR to load drafters over HTTP")
+    require_extra()
+    from tauscope_drafter.app import DrafterService, create_app
+    from tauscope_drafter.commands.devices import choose_device, choose_dtype
+    from tauscope_drafter.engine import Engine
+    from tauscope_drafter.loading import open_place
+    from tauscope_drafter.states import StatesSource
+    from tauscope_serving.keys import Keyring
+    from tauscope_serving.logs import set_up_logs
+    from tauscope_serving.server import bind, check_exposure, serve, url_of
+    from tauscope_serving.service import Access
+    from tauscope_serving.settings import ServingSettings
+    from tauscope_wire.messages import Limits
+
+    drafters = [parse_drafter(text) for text in drafter or ()]
+    settings = ServingSettings(
+        host=host,
+        port=port,
+        uds=uds,
+        keys_file=keys,
+        open_to_network=open_to_network,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        limits=Limits(
+            max_body_bytes=2 << 30,  # inline states of a long sequence; by handle a request is a few megabytes
+            max_tokens=max_tokens,
+            max_anchors=max_anchors,
+            max_top_k=max_top_k,
+            max_queued=max_queued,
+            default_deadline_s=600.0,
+            max_deadline_s=3600.0,
+        ),
+    )
+    check_exposure(settings)
+    set_up_logs(log_level)
+    listener = bind(settings)
+    where = choose_device(device)
+    place = open_place(
+        where,
+        choose_dtype(dtype, where),
+        target_model,
+        chunk_bytes=parse_bytes(logits_memory),
+        head_on_host=head_on_host,
+    )
+    engine = Engine(
+        place,
+        drafter_bytes=None if drafter_memory is None else parse_bytes(drafter_memory),
+        context_bytes=parse_bytes(context_memory),
+        batch_bytes=None if batch_memory is None else parse_bytes(batch_memory),
+    )
+    for name, path, options in drafters:
+        card = engine.load(name, Path(path), options, roots=None)
+        typer.echo(
+            f"loaded {name}: {card.family} ({card.format}), {card.layout}, block {card.block_size}, taps {card.taps}, "
+            f"{card.memory_bytes / 1e6:.1f} MB",
+            err=True,
+        )
+        for warning in card.warnings:
+            typer.echo(f"warning: {name}: {warning}", err=True)
+    service = DrafterService(
+        engine=engine,
+        states=StatesSource(_connection(target_url, os.environ)),
+        limits=settings.limits,
+        version=version("tauscope"),
+        roots=tuple(root or ()),
+        access=Access(keyring=Keyring(keys)),
+    )
+    url = url_of(listener, tls=tls_cert is not None)
+    serve(
+        create_app(service),
+        settings,
+        listener=listener,
+        started=lambda: typer.echo(f"tauscope-drafter is ready at {url}", err=True),
+    )
+
+
+def _connection(target_url: str | None, environ: Mapping[str, str]) -> "Connection | None":
+    from tauscope_wire.connection import Connection
+
+    return None if target_url is None else Connection(target_url, key=environ.get(TARGET_KEY_VARIABLE))

@@ -1,0 +1,73 @@
+"""Fused contexts of recent sequences, within a byte budget: the same handle drafted again costs no context pass."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class CachedContext:
+    """One sequence fused for one drafter.
+
+    Attributes:
+        context: what the family's `fuse` gave; never changed.
+        num_rows: positions 0..num_rows-1 are covered.
+        nbytes: memory of the context.
+        warnings: about the states it was made of.
+    """
+
+    context: Any
+    num_rows: int
+    nbytes: int
+    warnings: tuple[str, ...] = ()
+
+
+class ContextCache:
+    """Least recently used first out; safe to use from several threads.
+
+    Args:
+        budget_bytes: bound on all contexts together; 0 keeps none.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget = budget_bytes
+        self._used = 0
+        self._entries: OrderedDict[tuple[object, str], CachedContext] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of all contexts kept."""
+        return self._used
+
+    def get(self, owner: object, key: str, num_rows: int) -> CachedContext | None:
+        """A context that covers `num_rows` positions, or None."""
+        with self._lock:
+            entry = self._entries.get((owner, key))
+            if entry is None or entry.num_rows < num_rows:
+                return None
+            self._entries.move_to_end((owner, key))
+            return entry
+
+    def put(self, owner: object, key: str, entry: CachedContext) -> None:
+        """Keep a context; one larger than the whole budget is not kept."""
+        if entry.nbytes > self._budget:
+            return
+        with self._lock:
+            self._drop((owner, key))
+            self._entries[owner, key] = entry
+            self._used += entry.nbytes
+            while self._used > self._budget:
+                self._drop(next(iter(self._entries)))
+
+    def forget(self, owner: object) -> None:
+        """Drop all contexts of one drafter."""
+        with self._lock:
+            for place in [p for p in self._entries if p[0] is owner]:
+                self._drop(place)
+
+    def _drop(self, place: tuple[object, str]) -> None:
+        entry = self._entries.pop(place, None)
+        if entry is not None:
+            self._used -= entry.nbytes

@@ -1,0 +1,123 @@
+"""What HTTP asks of the engine. Both sides know this module and not each other; it knows no torch."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tauscope_drafter.checkpoint.options import LoadOptions
+from tauscope_wire.messages import DrafterCard, ModelInfo, Numerics
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StatesArray:
+    """Hidden states as they came over the wire.
+
+    Attributes:
+        states: bfloat16 (ml_dtypes) or float32 [P, T, Ht], planes in the order of the drafter's taps; row t belongs to
+            position t. Not written to.
+        numerics: fingerprint of the target service that made them; None for states sent inline.
+    """
+
+    states: npt.NDArray[Any]
+    numerics: Numerics | None = None
+
+
+class Lease(Protocol):
+    """A loaded drafter, kept alive for one request whatever happens to its name."""
+
+    @property
+    def card(self) -> DrafterCard:
+        """Its description."""
+        ...
+
+    def has_context(self, key: str, num_rows: int) -> bool:
+        """Whether fused context of `key` with at least `num_rows` positions is at hand; if so it is pinned."""
+        ...
+
+
+@dataclass(eq=False, kw_only=True)
+class DraftJob:
+    """One `/draft_block` for the compute thread.
+
+    Attributes:
+        lease: the drafter.
+        token_ids: int64 [n], the whole sequence.
+        anchors: int32 [A], ascending.
+        states: context, None when the drafter reads none or `lease.has_context` was true.
+        context_key: name under which the fused context may be kept, None to forget it (inline states).
+        top_k: ids per row.
+        labels: see `DraftRequest`.
+        stop: set when nobody wants the answer any more; looked at between batches.
+    """
+
+    lease: Lease
+    token_ids: npt.NDArray[np.int64]
+    anchors: npt.NDArray[np.int32]
+    states: StatesArray | None
+    context_key: str | None
+    top_k: int
+    labels: bool
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DraftResult:
+    """Drafts of all anchors: token_ids int32 [A, K], top_ids int32 [A, K, k], top_logprobs float32 [A, K, k]."""
+
+    token_ids: npt.NDArray[np.int32]
+    top_ids: npt.NDArray[np.int32]
+    top_logprobs: npt.NDArray[np.float32]
+    warnings: list[str]
+    timing_ms: dict[str, float]
+
+
+class DraftingEngine(Protocol):
+    """Everything the HTTP side may ask."""
+
+    def cards(self) -> list[DrafterCard]:
+        """All loaded drafters, in the order of loading."""
+        ...
+
+    def lease(self, name: str) -> Lease:
+        """A drafter for one request.
+
+        Raises:
+            NotFoundError: no such name.
+        """
+        ...
+
+    def load(self, name: str, path: Path, options: LoadOptions, *, roots: Sequence[Path] | None) -> DrafterCard:
+        """Load a checkpoint under a name; blocks, so call it off the event loop.
+
+        Raises:
+            RequestError: the name is taken (`drafter_exists`).
+            PermissionDeniedError: the path leaves `roots`.
+            TooLargeError: over the byte budget.
+            CheckpointError, MismatchError: see `loading.load`.
+        """
+        ...
+
+    def unload(self, name: str) -> None:
+        """Forget a name; requests in flight finish.
+
+        Raises:
+            NotFoundError: no such name.
+        """
+        ...
+
+    def draft(self, jobs: Sequence[DraftJob]) -> Sequence[DraftResult | BaseException]:
+        """Run jobs; called by the compute thread only."""
+        ...
+
+    def numerics(self, card: DrafterCard | None = None) -> Numerics:
+        """Fingerprint of the service, or of the answers of one drafter."""
+        ...
+
+    def target_model(self) -> ModelInfo | None:
+        """The target whose weights are shared, None without one."""
+        ...

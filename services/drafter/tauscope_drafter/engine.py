@@ -1,0 +1,302 @@
+"""The drafting engine: loads drafters, fuses contexts, drafts anchors in batches of bounded memory. Needs no HTTP."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tauscope_drafter.checkpoint.files import find_files
+from tauscope_drafter.checkpoint.options import LoadOptions
+from tauscope_drafter.context_cache import CachedContext, ContextCache
+from tauscope_drafter.contract import DraftJob, DraftResult
+from tauscope_drafter.loading import Loaded, Place, estimate_bytes, load
+from tauscope_drafter.registry import Registry
+from tauscope_drafter.training_numerics import numerics_warnings
+from tauscope_wire.errors import (
+    DeadlineError,
+    ErrorCode,
+    InternalError,
+    PermissionDeniedError,
+    RequestError,
+    TauscopeError,
+    UnavailableError,
+)
+from tauscope_wire.messages import DrafterCard, ModelInfo, Numerics
+
+log = logging.getLogger(__name__)
+
+# Memory of the activations of one batch of anchors; small batches keep a CPU's caches warm, a GPU needs full tiles.
+BATCH_BYTES = {"cpu": 16 << 20, "cuda": 512 << 20}
+# More anchors than this in a batch only lengthen the masked part of attention (see network.attention).
+MAX_BATCH_ANCHORS = {"cpu": 32, "cuda": 128}
+
+
+@dataclass(eq=False)
+class Entry:
+    """A loaded drafter with its card, and the cache that may hold contexts of it."""
+
+    loaded: Loaded
+    card: DrafterCard
+    cache: ContextCache
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the registry counts."""
+        return self.loaded.memory_bytes
+
+
+@dataclass(eq=False)
+class EngineLease:
+    """One request's hold on a drafter, and on a fused context if there was one."""
+
+    entry: Entry
+    pinned: CachedContext | None = None
+
+    @property
+    def card(self) -> DrafterCard:
+        """Description of the drafter."""
+        return self.entry.card
+
+    def has_context(self, key: str, num_rows: int) -> bool:
+        """Whether the context is at hand; keeps it until the lease is dropped."""
+        self.pinned = self.entry.cache.get(self.entry, key, num_rows)
+        return self.pinned is not None
+
+
+class Engine:
+    """See `contract.DraftingEngine`.
+
+    Args:
+        place: device, dtype and the target's shared weights.
+        drafter_bytes: bound on the memory of all drafters together, None for none.
+        context_bytes: bound on the fused contexts kept.
+        batch_bytes: bound on the activations of one batch of anchors.
+        max_batch_anchors: bound on the anchors of one batch.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        drafter_bytes: int | None = None,
+        context_bytes: int = 256 << 20,
+        batch_bytes: int | None = None,
+        max_batch_anchors: int | None = None,
+    ) -> None:
+        self.place = place
+        self._registry: Registry[Entry] = Registry(drafter_bytes)
+        self._cache = ContextCache(context_bytes)
+        kind = place.device.type
+        self._batch_bytes = batch_bytes or BATCH_BYTES.get(kind, BATCH_BYTES["cpu"])
+        self._max_batch_anchors = max_batch_anchors or MAX_BATCH_ANCHORS.get(kind, MAX_BATCH_ANCHORS["cpu"])
+
+    # --- the registry --------------------------------------------------------------------------------------------
+
+    def cards(self) -> list[DrafterCard]:
+        """All loaded drafters."""
+        return [entry.card for entry in self._registry.entries()]
+
+    def lease(self, name: str) -> EngineLease:
+        """A drafter for one request."""
+        return EngineLease(self._registry.get(name))
+
+    def load(self, name: str, path: Path, options: LoadOptions, *, roots: Sequence[Path] | None) -> DrafterCard:
+        """Load a checkpoint under a name; see `contract.DraftingEngine.load`."""
+        if roots is not None:
+            path = _confined(path, roots)
+        self._registry.reserve(name, estimate_bytes(path, options, self.place))
+        try:
+            loaded = load(path, options, self.place, name=name)
+            entry = Entry(loaded, _card(name, loaded), self._cache)
+        except BaseException:
+            self._registry.release(name)
+            raise
+        self._registry.put(name, entry)
+        log.info("drafter loaded", extra={"fields": {"drafter": name, "evidence": list(loaded.evidence)}})
+        return entry.card
+
+    def unload(self, name: str) -> None:
+        """Forget a name; requests in flight finish."""
+        self._cache.forget(self._registry.remove(name))
+
+    # --- drafting --------------------------------------------------------------------------------------------------
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[DraftResult | BaseException]:
+        """Run jobs one after another; a job that fails fails alone."""
+        results: list[DraftResult | BaseException] = []
+        for job in jobs:
+            try:
+                results.append(self.draft_one(job))
+            except torch.OutOfMemoryError as error:
+                log.error("out of memory while drafting", exc_info=error)
+                torch.cuda.empty_cache()
+                results.append(UnavailableError("the device is out of memory; try again", ErrorCode.OUT_OF_MEMORY))
+            except TauscopeError as error:
+                results.append(error)
+            except Exception as error:
+                log.error("a draft failed", exc_info=error)
+                results.append(InternalError("drafting failed; the log of the service says why"))
+        return results
+
+    @torch.inference_mode()
+    def draft_one(self, job: DraftJob) -> DraftResult:
+        """Drafts of all anchors of one sequence."""
+        lease = job.lease
+        assert isinstance(lease, EngineLease)
+        self._check_rank(lease.entry.loaded, job.top_k)
+        network = lease.entry.loaded.network
+        started = time.perf_counter()
+        token_ids = torch.from_numpy(job.token_ids).to(self.place.device)
+        cached = lease.pinned or self._fuse(lease.entry, job, token_ids)
+        fused = time.perf_counter()
+        anchors = job.anchors.tolist()
+        step = self._anchors_per_batch(network, cached.num_rows)
+        parts = []
+        for start in range(0, len(anchors), step):
+            if job.stop.is_set():
+                raise DeadlineError("nobody waits for the answer any more", ErrorCode.CANCELLED)
+            batch = anchors[start : start + step]
+            parts.append(network.draft(cached.context, batch, token_ids, top_k=job.top_k, labels=job.labels))
+        token_rows, top_ids, top_logprobs = (torch.cat(t).cpu() for t in zip(*parts, strict=True))
+        done = time.perf_counter()
+        return DraftResult(
+            token_ids=token_rows.numpy().astype(np.int32),
+            top_ids=top_ids.numpy().astype(np.int32),
+            top_logprobs=top_logprobs.numpy(),
+            warnings=[*lease.card.warnings, *cached.warnings],
+            timing_ms={"fuse": 1000 * (fused - started), "draft": 1000 * (done - fused)},
+        )
+
+    @staticmethod
+    def _check_rank(loaded: Loaded, top_k: int) -> None:
+        bound = int(loaded.spec.extras.get("max_top_k", loaded.spec.draft_vocab_size))
+        if top_k > bound:
+            raise RequestError(
+                f"top_k={top_k}: this drafter ranks at most {bound} tokens per row", details={"bound": bound}
+            )
+
+    def _fuse(self, entry: Entry, job: DraftJob, token_ids: Tensor) -> CachedContext:
+        spec, network = entry.loaded.spec, entry.loaded.network
+        if job.states is None:
+            if spec.taps:
+                raise InternalError("a job without states reached a drafter that reads them")
+            states = torch.empty(0, len(job.token_ids), 0, device=self.place.device, dtype=self.place.dtype)
+        else:
+            states = _checked(_to_torch(job.states.states).to(self.place.device, self.place.dtype))
+        context = network.fuse(states, token_ids)
+        warnings = () if job.states is None else numerics_warnings(spec.training_numerics, job.states.numerics)
+        cached = CachedContext(context, states.shape[1], context.nbytes, tuple(warnings))
+        if job.context_key is not None:
+            self._cache.put(entry, job.context_key, cached)
+        return cached
+
+    def _anchors_per_batch(self, network: Any, context_length: int) -> int:
+        room = self._batch_bytes // max(1, network.anchor_bytes(context_length))
+        return int(max(1, min(room, self._max_batch_anchors)))
+
+    # --- what the service says about itself ------------------------------------------------------------------------
+
+    def numerics(self, card: DrafterCard | None = None) -> Numerics:
+        """Fingerprint of the arithmetic here."""
+        device = self.place.device
+        dtype = str(self.place.dtype).removeprefix("torch.")
+        return Numerics(
+            revision=f"sha256:{card.sha256}" if card is not None else "",
+            compute_dtype=dtype,
+            weights_dtype=dtype,
+            device=device.type,
+            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+            torch=torch.__version__,
+            transformers=_version("transformers"),
+            attention="two-part",
+            weights_mode="resident" if device.type == "cuda" else "cpu",
+        )
+
+    def target_model(self) -> ModelInfo | None:
+        """The target whose weights are shared."""
+        folder = self.place.target
+        return None if folder is None else folder.model_info()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _confined(path: Path, roots: Sequence[Path]) -> Path:
+    """`path` with links resolved, if it and all its files lie under a root.
+
+    Raises:
+        PermissionDeniedError: they do not.
+    """
+    resolved = path.resolve()
+    homes = [root.resolve() for root in roots]
+    inside = any(resolved.is_relative_to(home) for home in homes)
+    if inside and all(any(f.resolve().is_relative_to(home) for home in homes) for f in find_files(resolved)):
+        return resolved
+    raise PermissionDeniedError(
+        "the path leaves the folders drafters may be loaded from; ask the operator for --root",
+        ErrorCode.PATH_OUTSIDE_ROOTS,
+    )
+
+
+def _to_torch(states: npt.NDArray[Any]) -> Tensor:
+    """A tensor over the same memory where numpy allows it."""
+    if not states.flags.writeable:
+        states = states.copy()
+    if states.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(states.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(states)
+
+
+def _checked(states: Tensor) -> Tensor:
+    """The states, if every row is finite and not all zero.
+
+    Raises:
+        RequestError: names plane and position of the first bad row.
+    """
+    peak = states.abs().amax(-1)
+    for bad, code, what in (
+        (~torch.isfinite(peak), ErrorCode.NON_FINITE_STATES, "holds NaN or infinity"),
+        (peak == 0, ErrorCode.ZERO_STATES, "is all zero"),
+    ):
+        if bool(bad.any()):
+            plane, position = (int(i) for i in bad.nonzero()[0])
+            raise RequestError(f"hidden state of plane {plane} at position {position} {what}", code)
+    return states
+
+
+def _card(name: str, loaded: Loaded) -> DrafterCard:
+    spec = loaded.spec
+    return DrafterCard(
+        name=name,
+        family=spec.family,
+        format=spec.format,
+        block_size=spec.block_size,
+        layout=spec.layout,
+        drafts=spec.drafts,
+        taps=list(spec.taps),
+        mask_token_id=spec.mask_token_id,
+        hidden_size=spec.backbone.hidden_size if spec.backbone else 0,
+        target_hidden_size=spec.target_hidden_size,
+        vocab_size=spec.vocab_size,
+        sha256=loaded.sha256,
+        path=str(loaded.path),
+        num_parameters=loaded.num_parameters,
+        memory_bytes=loaded.memory_bytes,
+        rope=spec.backbone.rope.describe() if spec.backbone else {},
+        from_target=list(loaded.from_target),
+        training_numerics=dict(spec.training_numerics) if spec.training_numerics else None,
+        warnings=list(spec.warnings),
+    )
