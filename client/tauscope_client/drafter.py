@@ -1,10 +1,12 @@
 """Client of the drafter service: one method an endpoint."""
 
+from functools import partial
 from threading import Lock
 
 from tauscope_client.target import check_service
 from tauscope_wire.connection import Connection
 from tauscope_wire.errors import ErrorCode, NotFoundError
+from tauscope_wire.expectations import DraftExpectation
 from tauscope_wire.messages import DrafterCard, DrafterList, DrafterLoadRequest, DrafterServiceInfo, DraftRequest
 from tauscope_wire.reader import read_draft
 from tauscope_wire.tensors import DraftAnswer
@@ -53,7 +55,8 @@ class DrafterClient:
             GoneError: the hidden states of the handle are gone: compute them again.
             MismatchError: drafter and target do not fit.
         """
-        return self._connection.post_tensors("/draft_block", request, read_draft)
+        read = partial(read_draft, expect=DraftExpectation.of_request(request))
+        return self._connection.post_tensors("/draft_block", request, read)
 
     def load(self, request: DrafterLoadRequest) -> DrafterCard:
         """`POST /drafters`."""

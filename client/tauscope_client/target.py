@@ -1,12 +1,14 @@
 """Client of the target service: one method an endpoint."""
 
 from collections.abc import Sequence
+from functools import partial
 from threading import Lock
 
 from pydantic import BaseModel, ConfigDict
 
 from tauscope_wire.connection import Connection
 from tauscope_wire.errors import ErrorCode, MismatchError
+from tauscope_wire.expectations import HiddenExpectation
 from tauscope_wire.layers import Plane
 from tauscope_wire.messages import (
     DetokenizeAnswer,
@@ -105,7 +107,8 @@ class TargetClient:
         Raises:
             WireError: a body that breaks SPEC.md.
         """
-        return self._connection.post_tensors("/hidden_states", request, read_hidden)
+        read = partial(read_hidden, expect=HiddenExpectation.of_request(request))
+        return self._connection.post_tensors("/hidden_states", request, read)
 
     def fetch(
         self, handle: str, *, planes: Sequence[Plane] | None = None, positions: tuple[int, int] | None = None
@@ -120,7 +123,8 @@ class TargetClient:
             params["planes"] = ",".join(map(str, planes))
         if positions is not None:
             params |= {"start": str(positions[0]), "stop": str(positions[1])}
-        return self._connection.get_tensors(f"/hidden_states/{handle}", params, read_hidden)
+        expect = HiddenExpectation(planes=None if planes is None else tuple(planes), positions=positions, data=True)
+        return self._connection.get_tensors(f"/hidden_states/{handle}", params, partial(read_hidden, expect=expect))
 
     def delete(self, handle: str) -> None:
         """`DELETE /hidden_states/{handle}`."""
