@@ -103,6 +103,7 @@ def measure(trace: Trace) -> PromptResult:
     accepted_all = np.minimum(chain[within], remaining)
     ratios = {
         "tau": _emitted(rounds),
+        "tau_prompt_mean": Ratio(0, 0) if rounds.tau is None else Ratio(rounds.tau, 1),
         "tau_all_anchors": Ratio(int(np.minimum(chain[within] + 1, remaining).sum()), int(within.sum())),
         "accept_rate": Ratio(sum(rounds.accepted), sum(rounds.drafted)),
     }

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from tauscope_client.metrics.trace import Trace
 
 __all__ = ["Summary", "pool", "summarise"]
 
-_POOLED = ("tau", "tau_unclipped", "tau_stop_clipped", "tau_all_anchors", "accept_rate")
+_POOLED = ("tau", "tau_prompt_mean", "tau_unclipped", "tau_stop_clipped", "tau_all_anchors", "accept_rate")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,9 +91,7 @@ def pool(prompts: Sequence[PromptResult]) -> Summary:
 
 
 def _values(prompts: Sequence[PromptResult]) -> dict[str, float | None]:
-    means = [prompt.walk.tau for prompt in prompts if prompt.walk.tau is not None]
     values: dict[str, float | None] = {name: pooled(prompts, name) for name in _POOLED}
-    values["tau_prompt_mean"] = fmean(means) if means else None
     for k in TOP_KS:
         values[f"topk_walk_tau_{k}"] = pooled(prompts, f"topk_walk_tau_{k}")
     for k in TOP_KS:
