@@ -6,7 +6,7 @@ rolled back, because a hybrid model's recurrent state cannot be.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -48,7 +48,7 @@ class Generator:
         prefilled = clock()
         text: list[int] = []
         tail: list[int] = []
-        finish = "length"
+        finish: Literal["stop", "length"] = "length"
         position = len(job.token_ids)
         while True:
             token = choose(logits)

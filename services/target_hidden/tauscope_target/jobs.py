@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +109,7 @@ class GenerateResult:
 
     token_ids: list[int]
     tail_token_ids: list[int]
-    finish_reason: str
+    finish_reason: Literal["stop", "length"]
     timing_ms: dict[str, float]
 
 

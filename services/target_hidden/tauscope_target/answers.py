@@ -1,0 +1,167 @@
+"""Answers of `/hidden_states` from stored or fresh states: the msgpack body and the JSON receipt."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tauscope_target.jobs import TargetFacts
+from tauscope_target.store import StoredStates
+from tauscope_wire.body import Body
+from tauscope_wire.errors import ErrorCode, RequestError
+from tauscope_wire.layers import FINAL_NORM, Plane
+from tauscope_wire.messages import HIDDEN_SCHEMA, HiddenReceipt
+from tauscope_wire.tensors import LogitsSummary
+from tauscope_wire.writer import chunks_of, hidden_body
+
+CHUNK_BYTES = 64 << 20
+"""Payload of a chunk: a checksum error is found after at most this much, and a reader can stop there."""
+
+
+def body_of(
+    entry: StoredStates,
+    *,
+    facts: TargetFacts,
+    request_id: str,
+    requested: Mapping[str, Any],
+    handle: str | None,
+    timing_ms: Mapping[str, float],
+) -> Body:
+    """The msgpack answer with all of an entry's states; payloads alias the entry."""
+    num_planes, num_rows, hidden = entry.states.shape
+    row_bytes = max(1, num_planes * hidden * entry.states.itemsize)
+    return hidden_body(
+        request_id=request_id,
+        model=facts.model,
+        numerics=facts.numerics,
+        requested=requested,
+        planes=entry.planes,
+        dtype=entry.dtype,
+        token_ids=entry.token_ids,
+        positions=(entry.start, entry.stop),
+        shape=(num_planes, num_rows, hidden),
+        handle=handle,
+        chunks=chunks_of(entry.states, entry.start, max_rows=max(1, CHUNK_BYTES // row_bytes)),
+        digest=entry.digest or None,
+        logits=entry.logits,
+        timing_ms=timing_ms,
+    )
+
+
+def receipt_of(
+    entry: StoredStates,
+    *,
+    facts: TargetFacts,
+    request_id: str,
+    requested: Mapping[str, Any],
+    handle: str,
+    cached: bool,
+    timing_ms: Mapping[str, float],
+) -> HiddenReceipt:
+    """The JSON answer that names where the states are."""
+    num_planes, num_rows, hidden = entry.states.shape
+    return HiddenReceipt(
+        schema=HIDDEN_SCHEMA,
+        request_id=request_id,
+        model=facts.model,
+        numerics=facts.numerics,
+        requested=dict(requested),
+        planes=list(entry.planes),
+        dtype=entry.dtype,
+        positions=(entry.start, entry.stop),
+        shape=(num_planes, num_rows, hidden),
+        num_tokens=len(entry.token_ids),
+        handle=handle,
+        digest=entry.digest,
+        cached=cached,
+        logits=None if entry.logits is None else logits_json(entry.logits),
+        timing_ms=dict(timing_ms),
+    )
+
+
+def logits_json(summary: LogitsSummary) -> dict[str, Any]:
+    """A summary as JSON lists; `next_logprobs` is null when it was not asked for."""
+    return {
+        "top_k": int(summary.top_ids.shape[1]),
+        "argmax_ids": summary.argmax_ids.tolist(),
+        "top_ids": summary.top_ids.tolist(),
+        "top_logprobs": summary.top_logprobs.tolist(),
+        "next_logprobs": None if summary.next_logprobs is None else summary.next_logprobs.tolist(),
+    }
+
+
+def part_of(
+    entry: StoredStates, *, planes: Sequence[Plane] | None, start: int | None, stop: int | None
+) -> StoredStates:
+    """Some planes and positions of an entry, in the order asked for.
+
+    One contiguous plane range and all rows is a view; anything else copies the rows asked for, and only those.
+
+    Raises:
+        RequestError: a plane or position that the entry does not hold.
+    """
+    names = entry.planes if planes is None else tuple(planes)
+    for index, plane in enumerate(names):
+        if plane not in entry.planes:
+            raise RequestError(
+                f"planes[{index}]={plane}: the handle holds {', '.join(map(str, entry.planes))}",
+                ErrorCode.LAYER_OUT_OF_RANGE,
+            )
+        if plane in names[:index]:
+            raise RequestError(f"planes[{index}]={plane}: asked for twice", ErrorCode.DUPLICATE_LAYER)
+    low = entry.start if start is None else start
+    high = entry.stop if stop is None else stop
+    if not entry.start <= low < high <= entry.stop:
+        raise RequestError(
+            f"positions [{low}, {high}): the handle holds [{entry.start}, {entry.stop})",
+            ErrorCode.POSITION_OUT_OF_RANGE,
+            details={"low": entry.start, "high": entry.stop},
+        )
+    if names == entry.planes and (low, high) == (entry.start, entry.stop):
+        return entry
+    rows = slice(low - entry.start, high - entry.start)
+    order = [entry.planes.index(plane) for plane in names]
+    if order == list(range(order[0], order[0] + len(order))) if order else True:
+        states = entry.states[order[0] : order[0] + len(order), rows] if order else entry.states[:0, rows]
+    else:
+        states = np.stack([entry.states[index, rows] for index in order])
+    return StoredStates(
+        planes=names,
+        dtype=entry.dtype,
+        token_ids=entry.token_ids,
+        start=low,
+        states=states,
+        logits=None if entry.logits is None else _rows_of(entry.logits, rows),
+        owner=entry.owner,
+        shared=entry.shared,
+        digest="",
+    )
+
+
+def parse_planes(text: str) -> list[Plane]:
+    """Plane names of a query such as `1,16,final_norm`.
+
+    Raises:
+        RequestError: a part that is neither a number nor `final_norm`.
+    """
+    planes: list[Plane] = []
+    for part in text.split(","):
+        name = part.strip()
+        if name == FINAL_NORM:
+            planes.append(FINAL_NORM)
+        else:
+            try:
+                planes.append(int(name))
+            except ValueError:
+                raise RequestError(f"planes={name!r}: give canonical layer ids or {FINAL_NORM!r}") from None
+    return planes
+
+
+def _rows_of(summary: LogitsSummary, rows: slice) -> LogitsSummary:
+    following = summary.next_logprobs
+    return LogitsSummary(
+        argmax_ids=summary.argmax_ids[rows],
+        top_ids=summary.top_ids[rows],
+        top_logprobs=summary.top_logprobs[rows],
+        next_logprobs=None if following is None else following[rows],
+    )

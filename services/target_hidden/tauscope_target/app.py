@@ -1,0 +1,129 @@
+"""The target service over HTTP. No torch: the engine is given as a protocol, and `cli` joins the two."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import metadata
+
+from fastapi import FastAPI
+
+from tauscope_serving.access import Reader
+from tauscope_serving.compute import ComputeLoop
+from tauscope_serving.metrics import ServiceMetrics
+from tauscope_serving.packing import fair_pack
+from tauscope_serving.service import Access, create_service
+from tauscope_target.hidden_routes import HiddenRoutes, TargetParts
+from tauscope_target.jobs import Engine, Job, Result, Tokens
+from tauscope_target.settings import TargetSettings
+from tauscope_target.store import HandleStore
+from tauscope_target.text_routes import TextRoutes
+from tauscope_wire.messages import TargetInfo
+
+MAX_CONSECUTIVE_FAILURES = 3
+"""Failed passes in a row after which the service calls itself not ready: the device is probably lost."""
+
+DESCRIPTION = "Hidden layers of a large model over HTTP: intermediate layers, logits summaries, handles, generation."
+
+
+def create_app(
+    engine: Engine,
+    tokens: Tokens | None,
+    settings: TargetSettings,
+    *,
+    access: Access | None = None,
+    secret: bytes | None = None,
+) -> FastAPI:
+    """The application; its lifespan owns the compute thread.
+
+    Args:
+        engine: a started engine.
+        tokens: the tokenizer, or None when the checkpoint has none.
+        settings: limits and budgets.
+        access: keys and quotas; open by default.
+        secret: keys the handles; a new one by default, so that handles of an earlier process are unknown.
+    """
+    access = access or Access()
+    metrics = ServiceMetrics("tauscope_target")
+    loop: ComputeLoop[Job, Result] = ComputeLoop(
+        engine.execute,
+        pack=fair_pack(max_cost=settings.pass_tokens, max_jobs=settings.max_batch),
+        max_queued=settings.limits.max_queued,
+        gather_s=settings.max_wait_s,
+        gather_cost=settings.gather_tokens,
+    )
+    store = HandleStore(max_bytes=settings.store_bytes, ttl_s=settings.ttl_s)
+    parts = TargetParts(
+        engine=engine,
+        loop=loop,
+        tokens=tokens,
+        store=store,
+        settings=settings,
+        metrics=metrics,
+        quotas=access.quotas,
+        secret=secret if secret is not None else secrets.token_bytes(32),
+    )
+    _add_gauges(metrics, loop, store)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loop.start()
+        yield
+        await asyncio.to_thread(loop.close, drain_s=settings.serving.drain_s)
+
+    def not_ready() -> list[str]:
+        state = loop.state()
+        reasons = []
+        if not state.is_alive:
+            reasons.append("the compute thread does not run")
+        if state.busy_s > settings.stuck_s:
+            reasons.append(f"a pass has run for {state.busy_s:.0f} s, more than {settings.stuck_s:g} s")
+        if state.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
+            reasons.append(f"the last {state.consecutive_failures} passes failed; see the log")
+        return reasons
+
+    version = metadata.version("tauscope")
+    app = create_service(
+        "tauscope target",
+        version=version,
+        description=DESCRIPTION,
+        metrics=metrics,
+        not_ready=not_ready,
+        access=access,
+        lifespan=lifespan,
+    )
+    app.include_router(HiddenRoutes(parts).router())
+    app.include_router(TextRoutes(parts).router())
+
+    @app.get("/info", tags=["service"], summary="Model, limits, numerics, self-tests")
+    async def info(caller: Reader) -> TargetInfo:
+        facts = engine.facts
+        return TargetInfo(
+            version=version,
+            model=facts.model,
+            architecture=facts.architecture,
+            layer_types=facts.layer_types,
+            numerics=facts.numerics,
+            mode=facts.mode,
+            mode_cannot=facts.mode_cannot,
+            limits=settings.limits,
+            self_tests=facts.self_tests,
+            deepest_layer=facts.deepest_layer,
+            dtypes=facts.dtypes,
+            chat_template=tokens is not None and tokens.has_chat_template,
+            store=store.facts(),
+            noise_floor=facts.noise_floor,
+        )
+
+    return app
+
+
+def _add_gauges(metrics: ServiceMetrics, loop: ComputeLoop[Job, Result], store: HandleStore) -> None:
+    """Queue, passes and store, read when metrics are scraped."""
+    metrics.gauge("queued_requests", "Requests that wait for a pass").set_function(lambda: loop.state().queued)
+    metrics.gauge("queued_tokens", "Tokens that wait for a pass").set_function(lambda: loop.state().queued_cost)
+    metrics.gauge("passes", "Passes since the start").set_function(lambda: loop.state().passes)
+    metrics.gauge("failed_passes", "Passes in which every job failed").set_function(lambda: loop.state().failed_passes)
+    metrics.gauge("pass_busy_seconds", "How long the running pass has run").set_function(lambda: loop.state().busy_s)
+    metrics.gauge("store_bytes", "Bytes of stored states").set_function(lambda: store.facts()["bytes"])
+    metrics.gauge("store_entries", "Stored handles").set_function(lambda: store.facts()["entries"])

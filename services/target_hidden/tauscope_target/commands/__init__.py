@@ -1,0 +1,1 @@
+"""The commands of `tauscope-target`, one module each; heavy imports happen inside them."""

@@ -1,0 +1,140 @@
+"""`tauscope-target`: load a model, prove it, serve it."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tauscope_target.commands.extras import require_extra
+from tauscope_target.commands.loading_lines import LoadingLines
+from tauscope_target.commands.sizes import parse_bytes
+from tauscope_wire.errors import RequestError
+
+
+def serve_command(
+    context: typer.Context,
+    *,
+    model: Annotated[
+        Path | None, typer.Option(help="Checkpoint folder (safetensors) to serve.", show_default=False)
+    ] = None,
+    model_id: Annotated[str | None, typer.Option(help="Name in answers; the folder's name if left out.")] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes a GPU if there is one.")] = "auto",
+    compute_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        typer.Option(help="auto: float32 on a CPU, the checkpoint's on a GPU."),
+    ] = "auto",
+    allow_reference_kernels: Annotated[
+        bool,
+        typer.Option(
+            "--allow-reference-kernels",
+            help="Serve a hybrid model without fla kernels; every answer says so.",
+        ),
+    ] = False,
+    deepest_layer: Annotated[
+        int | None, typer.Option(min=0, help="Last layer that may be asked; what is above is not loaded.")
+    ] = None,
+    head: Annotated[bool, typer.Option("--head/--no-head", help="Load final norm and head.")] = True,
+    chunk_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens a layer computes at once.")] = None,
+    pass_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a pass, padding included.")] = 8192,
+    max_wait_ms: Annotated[float, typer.Option(min=0, help="How long a request may wait for company.")] = 5.0,
+    store_memory: Annotated[str, typer.Option(help="Memory for handles.")] = "4GiB",
+    ttl_s: Annotated[float, typer.Option(min=1, help="How long a handle may live, in seconds.")] = 3600.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest sequence.")] = 32768,
+    max_layers: Annotated[int, typer.Option(min=1, help="Most layers of one request.")] = 64,
+    max_answer: Annotated[str, typer.Option(help="Largest answer.")] = "4GiB",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest generation.")] = 8192,
+    max_queued: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 256,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")] = 30010,
+    uds: Annotated[Path | None, typer.Option(help="Unix socket to listen on instead.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="File of API keys (`keys add`).")] = None,
+    open_to_network: Annotated[
+        bool, typer.Option("--open-to-network", help="Serve a network address without keys.")
+    ] = False,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) for HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="Of the log.")] = "info",
+) -> None:
+    """Serve a model's hidden layers until SIGTERM; runs when no other command is given."""
+    if context.invoked_subcommand is not None:
+        return
+    if model is None:
+        raise RequestError("nothing to serve: give --model DIR, a checkpoint folder")
+    require_extra()
+    from tauscope_serving.keys import Keyring
+    from tauscope_serving.logs import set_up_logs
+    from tauscope_serving.server import bind, check_exposure, serve, url_of
+    from tauscope_serving.service import Access
+    from tauscope_serving.settings import ServingSettings
+    from tauscope_target.app import create_app
+    from tauscope_target.settings import DEFAULT_LIMITS, TargetSettings
+    from tauscope_target.startup import EngineSettings, start_engine
+    from tauscope_target.tokens import load_tokens
+
+    serving = ServingSettings(
+        host=host,
+        port=port,
+        uds=uds,
+        keys_file=keys,
+        open_to_network=open_to_network,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        limits=DEFAULT_LIMITS.model_copy(
+            update={
+                "max_tokens": max_tokens,
+                "max_layers": max_layers,
+                "max_answer_bytes": parse_bytes(max_answer),
+                "max_new_tokens": max_new_tokens,
+                "max_queued": max_queued,
+            }
+        ),
+    )
+    settings = TargetSettings(
+        serving=serving,
+        pass_tokens=pass_tokens,
+        max_wait_s=max_wait_ms / 1e3,
+        store_bytes=parse_bytes(store_memory),
+        ttl_s=ttl_s,
+    )
+    check_exposure(serving)
+    set_up_logs(log_level)
+    listener = bind(serving)
+    _quiet_transformers()
+    engine = start_engine(
+        EngineSettings(
+            model=model,
+            device=device,
+            compute_dtype=compute_dtype,
+            model_id=model_id,
+            allow_reference_kernels=allow_reference_kernels,
+            deepest_layer=deepest_layer,
+            with_head=head,
+            chunk_tokens=chunk_tokens,
+        ),
+        progress=LoadingLines(say),
+        say=say,
+    )
+    for test in engine.facts.self_tests:
+        say(f"self-test {test.name}: {test.status} ({test.detail})")
+    if engine.facts.numerics.reference_kernels:
+        say("warning: reference kernels for linear attention; drafters are trained on fla kernels, results may differ")
+    tokens = load_tokens(model)
+    url = url_of(listener, tls=tls_cert is not None)
+    serve(
+        create_app(engine, tokens, settings, access=Access(keyring=Keyring(keys))),
+        serving,
+        listener=listener,
+        started=lambda: say(f"tauscope-target is ready at {url}"),
+    )
+
+
+def _quiet_transformers() -> None:
+    """Its warnings about missing kernels are wrong where the GPU kernels are kept out on purpose; ours say what ran."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+def say(line: str) -> None:
+    """One line on standard error."""
+    typer.echo(line, err=True)

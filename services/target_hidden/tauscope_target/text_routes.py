@@ -1,0 +1,124 @@
+"""`/tokenize`, `/detokenize`, `/generate`: what a client without tokenizer and without a server needs."""
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+from fastapi import APIRouter, Request
+
+from tauscope_serving.access import Extractor, Reader
+from tauscope_serving.bodies import described_body, read_body
+from tauscope_serving.disconnect import until_disconnect
+from tauscope_target.hidden_routes import TargetParts
+from tauscope_target.jobs import GenerateResult, Tokens
+from tauscope_target.requests import deadline_of, generate_job, prompt_ids
+from tauscope_wire.errors import ErrorCode, InternalError, RequestError, TooLargeError
+from tauscope_wire.messages import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    GenerateAnswer,
+    GenerateRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+
+
+class TextRoutes:
+    """Handlers of the text endpoints."""
+
+    def __init__(self, parts: TargetParts) -> None:
+        self._parts = parts
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(tags=["text"])
+        router.add_api_route(
+            "/tokenize",
+            self.tokenize,
+            methods=["POST"],
+            summary="Text or messages to ids",
+            openapi_extra=described_body(TokenizeRequest),
+        )
+        router.add_api_route(
+            "/detokenize",
+            self.detokenize,
+            methods=["POST"],
+            summary="Ids to text",
+            openapi_extra=described_body(DetokenizeRequest),
+        )
+        router.add_api_route(
+            "/generate",
+            self.generate,
+            methods=["POST"],
+            summary="Continue a prompt with the served model",
+            openapi_extra=described_body(GenerateRequest),
+        )
+        return router
+
+    async def tokenize(self, request: Request, caller: Reader) -> TokenizeAnswer:
+        """Ids of text or messages; ids are checked against the vocabulary."""
+        parts, limits = self._parts, self._parts.settings.limits
+        body = await read_body(request, TokenizeRequest, max_bytes=limits.max_body_bytes)
+        facts = parts.engine.facts
+        ids = await asyncio.to_thread(prompt_ids, body, tokens=parts.tokens, facts=facts, limits=limits)
+        return TokenizeAnswer(token_ids=ids.tolist(), num_tokens=len(ids))
+
+    async def detokenize(self, request: Request, caller: Reader) -> DetokenizeAnswer:
+        """Text of ids, and the text of each id by itself."""
+        parts, limits = self._parts, self._parts.settings.limits
+        body = await read_body(request, DetokenizeRequest, max_bytes=limits.max_body_bytes)
+        if len(body.token_ids) > limits.max_tokens:
+            raise TooLargeError(
+                f"token_ids has {len(body.token_ids)} ids, at most {limits.max_tokens} here",
+                details={"limit": "max_tokens", "value": len(body.token_ids), "bound": limits.max_tokens},
+            )
+        vocab = parts.engine.facts.model.vocab_size
+        if body.token_ids and max(body.token_ids) >= vocab:
+            raise RequestError(
+                f"token id {max(body.token_ids)}: the vocabulary has {vocab} ids (0..{vocab - 1})",
+                ErrorCode.TOKEN_OUT_OF_RANGE,
+            )
+        tokens = self._tokens()
+        text = await asyncio.to_thread(tokens.decode, body.token_ids, skip_special_tokens=body.skip_special_tokens)
+        pieces = await asyncio.to_thread(tokens.pieces, body.token_ids)
+        return DetokenizeAnswer(text=text, pieces=pieces)
+
+    async def generate(self, request: Request, caller: Extractor) -> GenerateAnswer:
+        """Continue a prompt, greedy or sampled with a seed."""
+        parts, limits = self._parts, self._parts.settings.limits
+        body = await read_body(request, GenerateRequest, max_bytes=limits.max_body_bytes)
+        facts = parts.engine.facts
+        ids = await asyncio.to_thread(prompt_ids, body, tokens=parts.tokens, facts=facts, limits=limits)
+        gone = threading.Event()
+        job = generate_job(body, ids, facts=facts, limits=limits, is_cancelled=gone.is_set)
+        cost = len(ids) + body.max_new_tokens + body.tail_tokens
+        parts.charge(request, caller, num_tokens=cost)
+        deadline_s = deadline_of(body.deadline_s, limits)
+        begun = time.perf_counter()
+        try:
+            work = parts.loop.run(job, cost=cost, caller=caller.name, deadline_s=deadline_s)
+            result = await until_disconnect(request, work)
+        finally:
+            gone.set()  # a generation that still runs for us stops at its next token
+        if not isinstance(result, GenerateResult):
+            raise InternalError(f"a generation gave {type(result).__name__}")
+        text = ""
+        if parts.tokens is not None:
+            text = await asyncio.to_thread(parts.tokens.decode, result.token_ids, skip_special_tokens=False)
+        busy_ms = sum(result.timing_ms.values())
+        queue_ms = max(0.0, (time.perf_counter() - begun) * 1e3 - busy_ms)
+        return GenerateAnswer(
+            prompt_token_ids=np.asarray(ids).tolist(),
+            token_ids=result.token_ids,
+            text=text,
+            tail_token_ids=result.tail_token_ids,
+            finish_reason=result.finish_reason,
+            numerics=facts.numerics,
+            timing_ms={"queue": queue_ms, **result.timing_ms},
+        )
+
+    def _tokens(self) -> Tokens:
+        if self._parts.tokens is None:
+            raise RequestError("the checkpoint has no tokenizer", ErrorCode.NOT_SUPPORTED)
+        return self._parts.tokens
