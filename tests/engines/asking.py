@@ -35,29 +35,29 @@ class KeepingTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """One exchange; the whole answer is read here."""
-        response = self._inner.handle_request(request)
-        response.read()
+        try:
+            response = self._inner.handle_request(request)
+            response.read()
+        except httpx.TransportError as error:
+            self._keep(request, status=0, headers={}, body=type(error).__name__)
+            raise
         is_json = response.headers.get("content-type", "").startswith("application/json")
         text = response.text.replace(str(MODELS), "/models")
         try:
             body: Any = json.loads(text) if is_json else text
         except json.JSONDecodeError:
             body = text
-        self.exchanges.append(
-            {
-                "request": {
-                    "method": request.method,
-                    "path": request.url.raw_path.decode(),
-                    "body": json.loads(request.content) if request.content else None,
-                },
-                "answer": {
-                    "status": response.status_code,
-                    "headers": {name: response.headers[name] for name in KEPT_HEADERS if name in response.headers},
-                    "body": body,
-                },
-            }
-        )
+        headers = {name: response.headers[name] for name in KEPT_HEADERS if name in response.headers}
+        self._keep(request, status=response.status_code, headers=headers, body=body)
         return response
+
+    def _keep(self, request: httpx.Request, *, status: int, headers: dict[str, str], body: Any) -> None:
+        asked = {
+            "method": request.method,
+            "path": request.url.raw_path.decode(),
+            "body": json.loads(request.content) if request.content else None,
+        }
+        self.exchanges.append({"request": asked, "answer": {"status": status, "headers": headers, "body": body}})
 
 
 @dataclass
@@ -105,7 +105,9 @@ class Asker:
         )
         # A refusal is among the exchanges; what the client makes of it is what the fast tests claim.
         with contextlib.suppress(TauscopeError):
-            self.source().complete(self.turn)
+            source = self.source()
+            source.facts()
+            source.complete(self.turn)
 
     def _client(self) -> httpx.Client:
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}

@@ -100,20 +100,20 @@ ENVIRONMENTS: Final[dict[str, Environment]] = {
                     *("python-multipart", "prometheus-client", "tiktoken", "sentencepiece==0.2.1"),
                     *("compressed-tensors==0.18.0", "IPython", "scipy", "watchfiles", "xxhash", "zstandard", "gguf"),
                     *("blobfile==3.0.0", "anthropic", "distro", "mistral_common", "ninja", "soundfile"),
-                    *("nvidia-ml-py", "numba==0.65.1", "apache-tvm-ffi==0.1.11", "llguidance<2"),
+                    *("nvidia-ml-py", "dill", "numba==0.65.1", "apache-tvm-ffi==0.1.11", "llguidance<2"),
                 ),
                 (
                     *("--no-deps", "torchvision==0.28.0", "xgrammar==0.2.7", "outlines==0.1.11", "datasets"),
                     *("modelscope", "build", "smg-grpc-servicer", "outlines_core"),
                 ),
             ),
-            proof="import sglang.launch_server",
+            proof="import sglang.srt.server_args, sglang.srt.entrypoints.http_server",
             shown=("sglang", "torch", "transformers"),
         ),
         Environment(
             name="dflash",
             steps=(TORCH, ("transformers==5.24.0", "accelerate==1.15.0"), ("--no-deps", "dflash==0.1.0")),
-            proof="import dflash",
+            proof="import dflash.model",
             shown=("dflash", "torch", "transformers"),
         ),
         Environment(

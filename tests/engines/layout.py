@@ -10,6 +10,9 @@ REPORTS: Final = ENGINES / "reports"
 LOGS: Final = ENGINES / "logs"
 VECTORS: Final = REPOSITORY / "tests" / "vectors" / "engines"
 
+PROGRAMS: Final = REPOSITORY / "tests" / "engines" / "programs"
+"""Scripts that run in an engine's environment and import nothing of this project."""
+
 SHIMS: Final = REPOSITORY / "tests" / "engines" / "shims"
 """Small modules that an engine needs on a CPU machine, put first on the path of its processes.
 
@@ -24,4 +27,4 @@ SMOLLM2_GGUF: Final = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 """The file it is converted from; llama.cpp serves it as it is."""
 
 SMOLLM2_DRAFTER: Final = MODELS / "smollm2-dflash"
-"""A small DFlash drafter for SmolLM2, trained by `engines.drafter_training`."""
+"""A small DFlash drafter for SmolLM2, trained by `engines.drafter`."""

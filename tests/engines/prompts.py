@@ -4,7 +4,7 @@ from typing import Final
 
 from tauscope_wire.messages import Message
 
-__all__ = ["PROMPTS", "messages"]
+__all__ = ["FRESH", "PROMPTS", "TRAINED_ON", "messages"]
 
 PROMPTS: Final[dict[str, str]] = {
     "fibonacci": "Write a Python function that returns the n-th Fibonacci number.",
@@ -18,6 +18,11 @@ PROMPTS: Final[dict[str, str]] = {
     "temperature": "Write a Python function that converts degrees Celsius to Fahrenheit.",
     "vowels": "Write a Python function that counts the vowels of a word.",
 }
+
+FRESH: Final = ("temperature", "vowels")
+"""Prompts that the small drafter of `engines.drafter` has not seen; it was trained on the answers to the others."""
+
+TRAINED_ON: Final = tuple(name for name in PROMPTS if name not in FRESH)
 
 
 def messages(name: str) -> tuple[Message, ...]:

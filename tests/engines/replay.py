@@ -19,7 +19,12 @@ __all__ = ["Exchange", "RecordedTransport", "Recording", "load", "recordings"]
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request and its real answer; `answer` is parsed JSON, or text when the server sent something else."""
+    """One request and its real answer.
+
+    Attributes:
+        status: 0 when the connection broke instead; `answer` then names the exception of httpx.
+        answer: parsed JSON, or text when the server sent something else.
+    """
 
     method: str
     path: str
@@ -29,7 +34,13 @@ class Exchange:
     answer: Any
 
     def response(self) -> httpx.Response:
-        """The answer as the server sent it, but for white space inside JSON."""
+        """The answer as the server sent it, but for white space inside JSON.
+
+        Raises:
+            httpx.TransportError: the connection broke when this was recorded.
+        """
+        if self.status == 0:
+            raise getattr(httpx, self.answer)("recorded")
         content = self.answer if isinstance(self.answer, str) else json.dumps(self.answer)
         return httpx.Response(self.status, headers=self.headers, content=content.encode())
 
