@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+import ml_dtypes
 import msgpack
 import numpy as np
 import xxhash
@@ -179,14 +180,15 @@ def target_app(
             return JSONResponse(
                 head | {"num_tokens": len(ids), "digest": "d" * 32, "logits": _logits(judge, ids, body)}
             )
-        states = np.arange(1, 1 + np.prod(head["shape"]), dtype="<f4").reshape(head["shape"])
+        dtype = ml_dtypes.bfloat16 if body["dtype"] == "bfloat16" else "<f4"
+        states = np.arange(1, 1 + np.prod(head["shape"])).reshape(head["shape"]).astype(dtype)
         chunk = {
             "start": 0,
             "stop": len(ids),
             "data": [plane.tobytes() for plane in states],
             "xxh3_128": _hash(states.tobytes()),
         }
-        fields = head | {"dtype": "float32", "token_ids": np.asarray(ids, "<i4").tobytes(), "chunks": [chunk]}
+        fields = head | {"handle": None, "token_ids": np.asarray(ids, "<i4").tobytes(), "chunks": [chunk]}
         fields |= {"digest": _hash(states.tobytes()), "logits": None, "end": True}
         return Response(msgpack.packb({name: fields[name] for name in HIDDEN_FIELDS}), media_type="application/msgpack")
 
