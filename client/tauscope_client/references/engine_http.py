@@ -66,16 +66,24 @@ class EngineHttp:
         """Close the connections."""
         self._client.close()
 
-    def find(self, path: str) -> dict[str, Any] | None:
+    def find(self, path: str, *, needs_key: bool = False) -> dict[str, Any] | None:
         """GET a JSON object; None when the server has no such route, keeps it for others, or answers something else.
+
+        Args:
+            path: the route.
+            needs_key: the route is open to everybody who may ask for completions, so a refusal there is the answer.
 
         Raises:
             UnreachableError: nothing answers at the address.
+            AuthenticationError: `needs_key` and the key is missing or wrong.
+            PermissionDeniedError: `needs_key` and the key may not do this.
         """
         try:
             response = self._client.get(path, timeout=CONNECT_TIMEOUT_S)
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
+        if needs_key and response.status_code in {401, 403}:
+            raise self._refusal(path, response)
         try:
             value = response.json() if response.is_success else None
         except (json.JSONDecodeError, UnicodeDecodeError):

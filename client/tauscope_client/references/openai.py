@@ -159,11 +159,11 @@ class OpenAISource:
         return body
 
     def _ask_facts(self) -> dict[str, Any]:
-        listing = self._http.find("/v1/models")
+        listing = self._http.find("/v1/models", needs_key=True)
         data = listing.get("data") if listing else None
         if not isinstance(data, list):
             raise MismatchError(
-                f"the server at {self._http.url} has no /v1/models: it is not OpenAI-compatible, or the key is missing",
+                f"the server at {self._http.url} has no /v1/models: it is not OpenAI-compatible",
                 ErrorCode.UNEXPECTED_ANSWER,
             )
         cards = {str(card.get("id")): card for card in data if isinstance(card, dict) and card.get("id")}

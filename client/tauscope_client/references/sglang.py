@@ -108,7 +108,7 @@ class SglangSource:
         return encoded, "" if same else "the server gave text only, and it does not round-trip through the tokenizer"
 
     def _ask_facts(self) -> dict[str, Any]:
-        model = next((found for route in _MODEL_ROUTES if (found := self._http.find(route))), None)
+        model = next((found for route in _MODEL_ROUTES if (found := self._http.find(route, needs_key=True))), None)
         if model is None or "model_path" not in model:
             raise MismatchError(
                 f"the server at {self._http.url} is not SGLang (no /get_model_info); "
