@@ -132,7 +132,7 @@ def _quiet_transformers() -> None:
     """Its warnings about missing kernels are wrong where the GPU kernels are kept out on purpose; ours say what ran."""
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
 
 
 def say(line: str) -> None:
