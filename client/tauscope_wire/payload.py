@@ -108,7 +108,8 @@ def read_array(parser: PullParser, dtype: str, where: str, *, max_bytes: int) ->
             where, f"{length} bytes are declared, {promised} are left of the body", ErrorCode.BODY_TRUNCATED
         )
     array: npt.NDArray[Any] = np.empty(length // 4, dtype=dtype)
-    parser.stream.read_into(byte_view(array), where)
+    if length:  # drafts of no anchor are empty arrays, which have no memory to read into
+        parser.stream.read_into(byte_view(array), where)
     if dtype == "<f4" and not np.isfinite(array).all():
         index = int(np.argmin(np.isfinite(array)))
         raise parser.fail(where, f"value {index} is {array[index]}", ErrorCode.NON_FINITE_PAYLOAD, index=index)

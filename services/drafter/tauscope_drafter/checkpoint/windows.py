@@ -15,14 +15,14 @@ def read_windows(facts: Facts, num_layers: int) -> tuple[tuple[Window, ...], tup
     (sliding layers are causal in the block unless told otherwise).
     """
     own, network, options = facts.own, facts.network, facts.options
-    types = options.layer_types or _declared_types(facts)
+    types = _declared_types(facts)
+    if options.layer_types is not None:  # on a command line, one word stands for all layers
+        types = options.layer_types * (num_layers if len(options.layer_types) == 1 else 1)
     warnings: tuple[str, ...] = ()
     if types is None:
         types = (_FULL,) * num_layers
         if not facts.has_config:
             warnings = ("layer_types not recorded: full attention in every layer assumed",)
-    if len(types) == 1:
-        types = types * num_layers
     if len(types) != num_layers:
         raise CheckpointError(f"{facts.origin}: {len(types)} layer_types for {num_layers} layers")
     if unknown := sorted(set(types) - {_SLIDING, _FULL}):
