@@ -8,7 +8,7 @@ from typing import Any, Final
 import httpx
 
 from engines.bridge import LocalBridge
-from engines.layout import MODELS, SMOLLM2
+from engines.layout import ENGINES, MODELS, SMOLLM2
 from engines.prompts import messages
 from engines.servers import Server
 from tauscope_client.references.engine_http import EngineHttp
@@ -42,7 +42,7 @@ class KeepingTransport(httpx.BaseTransport):
             self._keep(request, status=0, headers={}, body=type(error).__name__)
             raise
         is_json = response.headers.get("content-type", "").startswith("application/json")
-        text = response.text.replace(str(MODELS), "/models")
+        text = response.text.replace(str(MODELS), "/models").replace(str(ENGINES), "/engines")
         try:
             body: Any = json.loads(text) if is_json else text
         except json.JSONDecodeError:

@@ -15,6 +15,7 @@ class LocalBridge:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.seen: dict[str, list[int]] = {}  # texts that went either way, and their ids, for recordings
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -25,14 +26,18 @@ class LocalBridge:
 
     def encode(self, text: str) -> list[int]:
         """Ids of raw text, no template and no special tokens added."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        ids = list(self.tokenizer.encode(text, add_special_tokens=False))
+        self.seen[text] = ids
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens visible."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        text = str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        self.seen[text] = list(ids)
+        return text
 
     def prompt_ids(self, name: str) -> list[int]:
         """The rendered prompt of `engines.prompts`."""
         conversation = [message.model_dump() for message in messages(name)]
         rendered = self.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
-        return self.encode(rendered)
+        return list(self.tokenizer.encode(rendered, add_special_tokens=False))

@@ -78,6 +78,11 @@ def key_given(ask: Asker) -> None:
     ask.complete("short-stop", max_new_tokens=8)
 
 
+def admin_key_missing(ask: Asker) -> None:
+    """A server that keeps its description for administrators (`--admin-api-key`), asked by somebody else."""
+    ask.complete("short-stop", max_new_tokens=8)
+
+
 # --- OpenAI routes ----------------------------------------------------------------------------------------------------
 
 
@@ -269,9 +274,10 @@ GENERATE: Final = (
 
 GROUPS: Final[dict[str, tuple[Group, ...]]] = {
     "sglang": (
-        Group("plain", (*BY_CLIENT, *GENERATE, *OPENAI)),
+        Group("plain", (*BY_CLIENT, *GENERATE, *[case for case in OPENAI if case is not token_out_of_range])),
         Group("keyed", (key_given,), key=KEY),
         Group("unkeyed", (key_missing,), key=KEY, send_key=""),
+        Group("admin", (admin_key_missing,), extra=("--admin-api-key", "recorded-admin-key")),
         Group("fatal", (generate_out_of_range,)),
         Group("states", (last_hidden_states,), extra=("--enable-return-hidden-states",)),
     ),

@@ -15,7 +15,8 @@ from engines.asking import Asker
 from engines.cases import GROUPS, Case, Group
 from engines.environments import ENVIRONMENTS, SetUpError, versions
 from engines.layout import MODELS, VECTORS
-from engines.servers import ENGINES, Server, StartError, serving
+from engines.processes import StartError
+from engines.servers import ENGINES, Server, serving
 from engines.smollm2 import obtain
 
 __all__ = ["record"]
@@ -69,6 +70,7 @@ def _stored(ask: Asker, case: Case) -> dict[str, Any]:
         "versions": versions(ENVIRONMENTS[engine]),
         "options": [("PORT" if part == ask.server.url.rsplit(":", 1)[1] else part) for part in options],
         "turn": turn,
+        "texts": ask.bridge.seen,
         "exchanges": ask.transport.exchanges,
     }
 

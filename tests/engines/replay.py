@@ -5,7 +5,7 @@ server really answered. `engines.record` writes them; the fast tests of the clie
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import httpx
 
 from engines.layout import VECTORS
 
-__all__ = ["Exchange", "RecordedTransport", "Recording", "load", "recordings"]
+__all__ = ["Exchange", "RecordedBridge", "RecordedTransport", "Recording", "load", "recordings"]
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,28 @@ class Recording:
     options: list[str]
     exchanges: tuple[Exchange, ...]
     turn: dict[str, Any] | None
+    texts: dict[str, list[int]]
 
     @property
     def last(self) -> Exchange:
         """The exchange a case is about; earlier ones led there."""
         return self.exchanges[-1]
+
+
+class RecordedBridge:
+    """The tokenizer's answers of the time of recording; a text or ids that did not occur then are an error."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._ids = recording.texts
+        self._texts = {tuple(ids): text for text, ids in recording.texts.items()}
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of raw text."""
+        return list(self._ids[text])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids."""
+        return self._texts[tuple(ids)]
 
 
 class RecordedTransport(httpx.BaseTransport):
@@ -114,7 +131,7 @@ def _read(path: Path) -> Recording:
         )
         for one in found["exchanges"]
     )
-    names = ("engine", "case", "about", "versions", "options", "turn")
+    names = ("engine", "case", "about", "versions", "options", "turn", "texts")
     return Recording(**{name: found[name] for name in names}, exchanges=exchanges)
 
 

