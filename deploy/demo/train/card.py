@@ -36,8 +36,8 @@ def pair_section(title: str, record: dict[str, Any]) -> list[str]:
         out.append(
             f"Target: {target['parameters']:,} parameters; {main['steps']} steps, {main['tokens'] / 1e6:.1f} M tokens "
             f"in {main['seconds']} s (epochs: {main['epochs']['broad']} of all rows, {main['epochs']['short']} of the "
-            f"short ones), then {polish['steps']} steps, {polish['tokens'] / 1e6:.1f} M tokens in {polish['seconds']} s "
-            f"on its own clean answers. Last losses {main['final_loss']} and {polish['final_loss']}. Held-out answers: "
+            f"short ones), then {polish['steps']} steps, {polish['tokens'] / 1e6:.1f} M tokens in {polish['seconds']} "
+            f"s on its own clean answers. Last losses {main['final_loss']} and {polish['final_loss']}. Held-out: "
             f"NLL {after['nll']}, accuracy {after['accuracy']} (before the last stage {before['nll']}, "
             f"{before['accuracy']}). Before the last stage {target['own_answers_before_polish']['ended']:.1%} of its "
             f"greedy answers to training prompts ended and {target['own_answers_before_polish']['clean']:.1%} were "
