@@ -90,6 +90,18 @@ class EngineHttp:
             return None
         return value if isinstance(value, dict) else None
 
+    def find_text(self, path: str) -> str | None:
+        """GET a text such as `/metrics`; None when the server has no such route or keeps it for others.
+
+        Raises:
+            UnreachableError: nothing answers at the address.
+        """
+        try:
+            response = self._client.get(path, timeout=CONNECT_TIMEOUT_S)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        return response.text if response.is_success else None
+
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """POST a JSON object, again while the failure is one that passes.
 

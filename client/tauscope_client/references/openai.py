@@ -12,6 +12,7 @@ from typing import Any, Literal
 from tauscope_client.references.engine_http import EngineHttp
 from tauscope_client.references.openai_answer import OpenAIAnswer, read_answer
 from tauscope_client.references.source import Completion, TokenBridge, Turn
+from tauscope_client.references.vllm_counters import SpecCounters, read_counters, served_between
 from tauscope_wire.errors import ErrorCode, MismatchError, NotFoundError, RequestError
 
 __all__ = ["OpenAISource"]
@@ -65,7 +66,9 @@ class OpenAISource:
         model = self.facts()["model"]
         dialect = self._find_dialect(turn, model)
         body = self._body(dialect, model, turn, turn.max_new_tokens, turn.stop_token_ids, ignore_eos=False)
+        before = self._counters()
         answer = read_answer(self._http.post(_route(dialect, turn), body), self._http.url)
+        after = self._counters() if before is not None else None
         response_ids, drift = self._response_ids(answer, turn)
         tail: list[int] = []
         if turn.tail_tokens and dialect == "ids+options" and answer.ids and not drift:
@@ -77,7 +80,22 @@ class OpenAISource:
             )
             tail_body = self._body(dialect, model, longer, turn.tail_tokens, (), ignore_eos=True)
             tail = read_answer(self._http.post("/v1/completions", tail_body), self._http.url).ids or []
-        return Completion(response_ids=response_ids, finish_reason=answer.finish_reason, tail_ids=tail, drift=drift)
+        served = None
+        if before is not None and after is not None:
+            served = served_between(before, after, completion_tokens=len(response_ids))
+        return Completion(
+            response_ids=response_ids,
+            finish_reason=answer.finish_reason,
+            tail_ids=tail,
+            drift=drift,
+            served=served,
+        )
+
+    def _counters(self) -> SpecCounters | None:
+        """Counters of a server that is known to speculate; nothing is asked of others."""
+        if not self.facts()["speculating"]:
+            return None
+        return read_counters(self._http.find_text("/metrics") or "")
 
     def _response_ids(self, answer: OpenAIAnswer, turn: Turn) -> tuple[list[int], str]:
         drift: list[str] = []
@@ -185,7 +203,9 @@ class OpenAISource:
         facts |= {key: card[key] for key in ("root", "max_model_len", "owned_by") if card.get(key) is not None}
         if version.get("version"):
             facts["version"] = version["version"]
-        facts["speculating"] = None
+        # vLLM has these counters on /metrics if and only if it speculates.
+        metrics = self._http.find_text("/metrics") if facts["kind"] == "vllm" else None
+        facts["speculating"] = None if metrics is None else read_counters(metrics) is not None
         facts["deterministic"] = None
         return facts
 

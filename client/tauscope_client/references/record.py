@@ -25,7 +25,8 @@ class Served(BaseModel):
     Attributes:
         completion_tokens: tokens of the answer, the prefill token included.
         verify_steps: verification passes.
-        accept_length: SGLang's `spec_accept_length` = completion_tokens / verify_steps.
+        accept_length: as the server defines it: SGLang's `spec_accept_length` = completion_tokens / verify_steps;
+            vLLM's 1 + accepted / drafts, not cut at the end of the text.
         histogram: steps by accepted drafts, when the server gives it.
     """
 
@@ -35,6 +36,11 @@ class Served(BaseModel):
     verify_steps: int
     accept_length: float | None = None
     histogram: list[int] | None = None
+
+    @property
+    def emitted(self) -> int:
+        """Tokens that verification steps added to the text; the first token comes from prefill."""
+        return self.completion_tokens - 1
 
 
 class Reference(BaseModel):
