@@ -141,4 +141,4 @@ class Echo:
 
 def body_of(pieces: Callable[[], Iterator[bytes]], nbytes: int) -> Body:
     """A body from a producer of pieces."""
-    return Body(nbytes, lambda _: pieces())
+    return Body(nbytes, lambda _: (iter([piece]) for piece in pieces()))
