@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 DEMO = Path(__file__).resolve().parent
@@ -50,15 +50,15 @@ def show(arguments: list[str]) -> None:
 
 
 @contextmanager
-def service(name: str, arguments: list[str], *, url: str, log_path: Path) -> Iterator[None]:
-    """Run a service until the block ends; enter once it is ready."""
+def service(name: str, arguments: list[str], *, url: str, log_path: Path) -> Iterator[str]:
+    """Run a service until the block ends; gives its address once it is ready."""
     command = [script(name), *arguments]
     show(command)
     with log_path.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             wait_ready(name, process, url=url, log_path=log_path)
-            yield
+            yield url
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -84,6 +84,33 @@ def wait_ready(name: str, process: "subprocess.Popen[bytes]", *, url: str, log_p
     sys.exit("\n".join([f"{name} did not become ready (exit code {process.poll()}); the end of its log:", *tail]))
 
 
+def services(logs: Path) -> list[AbstractContextManager[str]]:
+    """Both services with the bundled models; entering one starts it and gives its address.
+
+    Args:
+        logs: folder for their logs.
+    """
+    ports = free_port(), free_port()
+    target_url, drafter_url = (f"http://127.0.0.1:{port}" for port in ports)
+    target = [
+        *("--model", str(MODELS / "target")),
+        *("--port", str(ports[0])),
+        *("--device", "cpu", "--allow-reference-kernels"),
+    ]
+    drafter = [
+        *("--target-url", target_url),
+        *("--target-model", str(MODELS / "target")),
+        *("--drafter", f"trained={MODELS / 'drafter-a'}"),
+        *("--drafter", f"early={MODELS / 'drafter-b' / 'checkpoint.pt'}"),
+        *("--port", str(ports[1])),
+        *("--device", "cpu"),
+    ]
+    return [
+        service("tauscope-target", target, url=target_url, log_path=logs / "target.log"),
+        service("tauscope-drafter", drafter, url=drafter_url, log_path=logs / "drafter.log"),
+    ]
+
+
 def main() -> int:
     """Run the demo; the exit code is that of the evaluation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -93,38 +120,19 @@ def main() -> int:
     if options.out.exists() and not options.keep:
         shutil.rmtree(options.out)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-
-    target_url, drafter_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-    target = [
-        *("--model", str(MODELS / "target")),
-        *("--port", target_url.rsplit(":", 1)[1]),
-        *("--device", "cpu", "--allow-reference-kernels"),
-    ]
-    drafter = [
-        *("--target-url", target_url),
-        *("--target-model", str(MODELS / "target")),
-        *("--drafter", f"trained={MODELS / 'drafter-a'}"),
-        *("--drafter", f"early={MODELS / 'drafter-b' / 'checkpoint.pt'}"),
-        *("--port", drafter_url.rsplit(":", 1)[1]),
-        *("--device", "cpu"),
-    ]
-    evaluation = [
-        *("eval", str(DEMO / "prompts.jsonl")),
-        *("--reference", f"file={DEMO / 'references.jsonl'}"),
-        *("--target", target_url),
-        *("--drafter-url", drafter_url),
-        *("--drafter", "trained"),
-        *("--drafter", "early"),
-        *("--out", str(options.out)),
-    ]
     with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="tauscope-demo-") as logs:
         print("Starting both services on this machine's CPU", flush=True)
-        for name, arguments, url in (
-            ("tauscope-target", target, target_url),
-            ("tauscope-drafter", drafter, drafter_url),
-        ):
-            stack.enter_context(service(name, arguments, url=url, log_path=Path(logs) / f"{name}.log"))
-        command = [script("tauscope"), *evaluation]
+        target_url, drafter_url = (stack.enter_context(running) for running in services(Path(logs)))
+        command = [
+            script("tauscope"),
+            *("eval", str(DEMO / "prompts.jsonl")),
+            *("--reference", f"file={DEMO / 'references.jsonl'}"),
+            *("--target", target_url),
+            *("--drafter-url", drafter_url),
+            *("--drafter", "trained"),
+            *("--drafter", "early"),
+            *("--out", str(options.out)),
+        ]
         show(command)
         code = subprocess.run(command, check=False).returncode
     print("Stopped both services", flush=True)
