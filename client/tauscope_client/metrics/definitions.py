@@ -81,6 +81,18 @@ _OTHERS = {
     "num_prompts_with_argmax": "prompts for which the target's own argmax was known",
 }
 
+# Not part of a summary: they need the target's distributions, or costs.
+_ESTIMATES = {
+    "expected_acceptance": "expectation at temperature above 0: sum over tokens of min(p, q) of target and draft "
+    "distributions (p of the drafted token when the draft is greedy), mean over draft positions",
+    "expected_emitted": "expectation at temperature above 0: 1 + sum over k of the product of the first k acceptances, "
+    "mean over response anchors, along the reference's own tokens",
+    "expected_tau": "expectation at temperature above 0: tokens / expected rounds of the serving walk along the "
+    "reference's own tokens, pooled",
+    "speed_up_estimate": "an estimate, not a measurement: tau / (1 + draft cost / target cost), batch size 1, a "
+    "verification taken for as dear as a plain step unless its cost is given",
+}
+
 #: Name of every aggregate -> its definition.
 DEFINITIONS = MappingProxyType(
     _SCALARS
@@ -88,4 +100,5 @@ DEFINITIONS = MappingProxyType(
     | {name.format(m=m): text.format(m=m) for name, text in _TREES.items() for m in TREE_BUDGETS}
     | {name.format(p=p): text.format(text=words) for name, text in _CURVES.items() for p, words in _POPULATIONS.items()}
     | _OTHERS
+    | _ESTIMATES
 )

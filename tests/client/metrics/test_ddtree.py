@@ -38,6 +38,12 @@ def random_rows(seed: int, *, depth: int, vocab: int, dyadic: bool = False) -> n
     return -np.sort(-np.minimum(logprobs, 0.0), axis=1).astype(np.float32)
 
 
+def rows_that_round(seed: int, *, depth: int, vocab: int) -> np.ndarray:
+    """Log-probabilities from 1e-12 to 30, as of a sure drafter: their float64 sums depend on the order of adding."""
+    exponents = np.random.default_rng(seed).uniform(-12, 1.5, size=(depth, vocab))
+    return -np.sort(10**exponents, axis=1).astype(np.float32)
+
+
 def path_score(rows: np.ndarray, ranks: tuple[int, ...]) -> float:
     """The sum as it accumulates on the way: down by one place at a time in each row, then to the next row."""
     score = 0.0
@@ -115,6 +121,29 @@ def test_tree_is_the_most_probable_prefixes_of_all(
     for node in tree.nodes:
         assert node.score == path_score(rows, node.ranks)
         assert (tree.nodes[node.parent - 1].ranks if node.parent else ()) == node.ranks[:-1]
+
+
+def test_scores_accumulate_in_the_order_of_the_original_and_that_order_matters() -> None:
+    num_other = 0
+    for seed in range(50):
+        rows = rows_that_round(seed, depth=3, vocab=4)
+        tree = build_tree(rows, np.tile(np.arange(4), (3, 1)), budget=60)
+        for node in tree.nodes:
+            assert node.score == path_score(rows, node.ranks)
+            num_other += node.score != sum(float(rows[d, rank]) for d, rank in enumerate(node.ranks))
+    assert num_other > 0
+
+
+def test_many_trees_at_once_round_as_one_tree_does() -> None:
+    # Two siblings of equal score to the last bit but one: the order of adding decides which is taken first.
+    for seed in range(300):
+        rows = rows_that_round(seed, depth=3, vocab=3)
+        rows[1:] = rows[0]  # permuted sums of the same terms: near ties everywhere
+        order = [node.ranks for node in build_tree(rows, np.tile(np.arange(3), (3, 1)), budget=39).nodes]
+        paths = np.array(list(product(range(3), repeat=3)), dtype=np.int16)
+        numbers = number_paths(np.repeat(rows[None], len(paths), axis=0), paths, budget=39)
+        for path, taken in zip(paths.tolist(), numbers.taken.tolist(), strict=True):
+            assert taken == [order.index(tuple(path[: d + 1])) + 1 for d in range(3)]
 
 
 @given(seed=st.integers(0, 2**32 - 1), top_k=st.integers(1, 5), budget=st.integers(1, 40), dyadic=st.booleans())

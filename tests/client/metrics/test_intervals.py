@@ -81,6 +81,15 @@ def test_interval_equals_a_bootstrap_written_as_a_loop(num_prompts: int) -> None
     assert (found.low, found.high) == (pytest.approx(np.exp(low), rel=1e-6), pytest.approx(np.exp(high), rel=1e-6))
 
 
+def test_a_handful_of_prompts_with_an_odd_one_is_held_to_twice_student() -> None:
+    ratios = [Ratio(20, 10), Ratio(21, 10), Ratio(22, 10), Ratio(80, 10)]
+    centre, error = slow_jackknife(ratios, lambda units: np.log(pooled(units)))
+    found = ratio_interval(ratios)
+    assert found.high == pytest.approx(np.exp(centre + 2 * t_quantile(0.975, 3) * error), rel=1e-9)
+    low, high = slow_interval(ratios, lambda units: np.log(pooled(units)), seed=0)
+    assert (np.log(found.low), np.log(found.high)) == (pytest.approx(low, abs=1e-9), pytest.approx(high, abs=1e-9))
+
+
 def test_difference_interval_equals_a_paired_bootstrap_written_as_a_loop() -> None:
     before, after = some_ratios(2, 9), some_ratios(3, 9)
     pairs = list(zip(before, after, strict=True))
