@@ -24,6 +24,7 @@ from tauscope_client.runs.draft_files import write_drafts, write_target
 from tauscope_client.runs.files import write_json, write_text
 from tauscope_client.runs.folder import RunFolder
 from tauscope_client.runs.results import results_of
+from tauscope_client.runs.served import served_beside_predicted
 from tauscope_client.runs.summary import summary_markdown
 from tauscope_client.runs.traces import trace_of_files
 from tauscope_client.target import TargetClient
@@ -145,7 +146,12 @@ def evaluate(
         failures += work.run(list(references.values()), concurrency=settings.concurrency)
         measured, incomplete = _measure(folder, references, cards)
         warnings += work.warnings() + cautions_of(references.values(), measured, incomplete)
-        results = results_of(measured, failures=[failure.to_dict() for failure in failures], warnings=warnings)
+        results = results_of(
+            measured,
+            failures=[failure.to_dict() for failure in failures],
+            warnings=warnings,
+            served=served_beside_predicted(references.values(), measured),
+        )
         folder.write_failures(results["failures"])
         write_json(folder.path / "results.json", results)
         write_text(folder.path / "summary.md", summary_markdown(results, folder.manifest))

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from tauscope_client.runs.comparison import headline_rows, position_rows, split_rows, used_definitions
+from tauscope_client.runs.served import served_lines
 
 __all__ = ["TerminalProgress", "show_results"]
 
@@ -42,6 +43,8 @@ def show_results(results: Mapping[str, Any], console: Console) -> None:
         for row in by_split:
             table.add_row(escape(row.label), *row.cells)
     console.print(table)
+    for line in served_lines(results):
+        console.print(escape(line))
     _show_positions(drafters, console)
     for label, text in used_definitions(results["definitions"]):
         console.print(f"[bold]{escape(label)}[/bold]: {escape(text)}")

@@ -2,6 +2,7 @@
 
 {"schema": "tauscope.results/1",
  "num_prompts": .., "failures": [..], "warnings": [..], "definitions": {name: text},
+ "served": {"engine", "num_prompts", "verify_steps", "tau", "predicted": {drafter: {"tau", "num_rounds"}}} or null,
  "drafters": {name: {"overall": {values, curves, histograms, counts},
                      "splits": {split: the same},
                      "prompts": [{prompt_id, tags, anchors, accepted, emitted, drafted, values}, ..]}}}
@@ -18,7 +19,11 @@ RESULTS_SCHEMA = "tauscope.results/1"
 
 
 def results_of(
-    measured: Mapping[str, Sequence[PromptResult]], *, failures: Sequence[Mapping[str, Any]], warnings: Sequence[str]
+    measured: Mapping[str, Sequence[PromptResult]],
+    *,
+    failures: Sequence[Mapping[str, Any]],
+    warnings: Sequence[str],
+    served: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Pool the measured prompts of each drafter, overall and by split.
 
@@ -26,6 +31,7 @@ def results_of(
         measured: drafter name -> its prompts, the same prompts in the same order for every drafter.
         failures: prompts that are not among them, and why.
         warnings: what a reader must know.
+        served: what a reference server that speculates counted itself, see `runs.served`.
     """
     drafters = {name: _drafter(prompts) for name, prompts in measured.items()}
     first = next(iter(drafters.values()), None)
@@ -35,6 +41,7 @@ def results_of(
         "num_prompts": num_prompts,
         "failures": [dict(failure) for failure in failures],
         "warnings": list(warnings),
+        "served": None if served is None else dict(served),
         "drafters": drafters,
         "definitions": dict(DEFINITIONS),
     }
