@@ -8,7 +8,6 @@ the GPU kernels know without a mask in memory (8k queries on 128k keys would nee
 from typing import Any
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -55,8 +54,19 @@ def causal_attention(
         query.contiguous(),
         key.contiguous(),
         value.contiguous(),
-        attn_mask=causal_lower_right(num_queries, num_keys),
+        attn_mask=_lower_right(num_queries, num_keys, query.device),
         scale=kwargs.get("scaling"),
         enable_gqa=grouped,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _lower_right(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
+    """The triangle that lets query i see keys up to num_keys - num_queries + i: a marker for the GPU kernels, a mask
+    for the CPU, whose kernels have no marker (and importing it would load the compiler).
+    """
+    if device.type == "cuda":
+        from torch.nn.attention.bias import causal_lower_right
+
+        return causal_lower_right(num_queries, num_keys)
+    return torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)

@@ -4,6 +4,9 @@ transformers (5.19 and later) binds flash-linear-attention when a modelling file
 With `fla` and `triton` both importable (any CUDA build of torch brings triton) and no GPU, the first forward of a
 Qwen3.5 model dies with "0 active drivers". An entry of None in `sys.modules` makes the import fail, and transformers
 then takes its reference functions. Must run before the modelling file is imported, and only when no GPU will be used.
+
+`triton` is kept out as well where nothing has imported it yet: only GPU kernels need it, and torch loads half of its
+compiler when it finds it.
 """
 
 import sys
@@ -13,7 +16,7 @@ from typing import Any, cast
 
 from tauscope_wire.errors import ErrorCode, UnavailableError
 
-BLOCKED = "fla"
+KERNELS, COMPILER = "fla", "triton"
 
 
 def triton_is_importable() -> bool:
@@ -24,7 +27,7 @@ def triton_is_importable() -> bool:
 def block_gpu_kernels(
     modules: MutableMapping[str, Any] | None = None, *, has_triton: Callable[[], bool] = triton_is_importable
 ) -> None:
-    """Make `import fla` fail in this process.
+    """Make `import fla` and `import triton` fail in this process.
 
     Args:
         modules: the module table; `sys.modules` by default.
@@ -34,8 +37,9 @@ def block_gpu_kernels(
         UnavailableError: `fla` was imported already, beside triton, so its kernels may be bound.
     """
     table: MutableMapping[str, Any] = cast(MutableMapping[str, Any], sys.modules) if modules is None else modules
-    if table.get(BLOCKED) is None:
-        table[BLOCKED] = None
+    if table.get(KERNELS) is None:
+        table[KERNELS] = None
+        table.setdefault(COMPILER, None)
     elif has_triton():
         raise UnavailableError(
             "the fla package was imported before the service could choose the CPU: its GPU kernels would be called "

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from tauscope_target import attention
 from tauscope_target.anatomy import Anatomy, dissect
 from tauscope_target.checkpoint import CheckpointFolder
 from tauscope_target.weights import WeightSource, open_source
@@ -128,6 +127,8 @@ def build_skeleton(config: Any, dtype: torch.dtype) -> Any:
     """The model without weights: large parameters on the meta device, computed tables real."""
     from transformers import AutoModelForCausalLM
 
+    from tauscope_target import attention
+
     attention.register()
     try:
         with _EmptyOnMeta():
@@ -240,6 +241,8 @@ def _finished(anatomy: Anatomy, plan: LoadingPlan) -> Anatomy:
 def _load_by_library(folder: CheckpointFolder, config: Any, plan: LoadingPlan) -> Anatomy:
     """Let transformers load what needs its weight conversions (fused experts) or a quantiser; verified all the same."""
     from transformers import AutoModelForCausalLM
+
+    from tauscope_target import attention
 
     if plan.allocate is not None or plan.deepest_layer is not None:
         raise CheckpointError(

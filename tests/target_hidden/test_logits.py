@@ -1,0 +1,121 @@
+"""Logits summaries against the whole matrix of logits, sorted slowly."""
+
+import numpy as np
+import pytest
+import torch
+
+from kit.engine import Reference, Start, job, random_ids, results
+from tauscope_target import logits as logits_module
+from tauscope_target.jobs import LogitsSpec
+from tauscope_target.logits import ResidentHead, summarise
+
+TOLERANCE = 1e-4
+"""float32 log-probs: sums over a few hundred terms, and a head that is applied to other row blocks."""
+
+
+def slowly(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids by (logit descending, id ascending), and log-probs in float64."""
+    order = np.stack([sorted(range(logits.shape[1]), key=lambda i, row=row: (-row[i], i))[:k] for row in logits])
+    wide = logits.astype(np.float64)
+    logprobs = (
+        wide - np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1, keepdims=True)) - wide.max(1, keepdims=True)
+    )
+    return order, logprobs
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "qwen3", "llama"])
+def test_the_summary_equals_the_models_own_logits(start: Start, reference: Reference, kind: str) -> None:
+    ids = random_ids(45)
+    with torch.no_grad():
+        logits = reference(kind)(torch.from_numpy(ids).long()[None]).logits[0].numpy()
+    order, logprobs = slowly(logits, 5)
+    (found,) = results(start(kind), [job(ids, (), logits=LogitsSpec(5, next_token=True))])
+    assert found.logits is not None
+    assert found.states.shape == (0, 45, 64)
+    np.testing.assert_array_equal(found.logits.argmax_ids, logits.argmax(1))
+    np.testing.assert_array_equal(found.logits.top_ids, order)
+    np.testing.assert_allclose(found.logits.top_logprobs, np.take_along_axis(logprobs, order, 1), atol=TOLERANCE)
+    assert found.logits.next_logprobs is not None
+    assert len(found.logits.next_logprobs) == 44, "the last position has no next token"
+    np.testing.assert_allclose(found.logits.next_logprobs, logprobs[np.arange(44), ids[1:]], atol=TOLERANCE)
+
+
+def test_positions_cut_the_summary_and_keep_the_next_token_of_the_last_row(start: Start) -> None:
+    ids = random_ids(20)
+    spec = LogitsSpec(2, next_token=True)
+    (whole,) = results(start("llama"), [job(ids, (1,), logits=spec)])
+    (part,) = results(start("llama"), [job(ids, (1,), logits=spec, start=5, stop=9)])
+    assert part.logits is not None
+    assert whole.logits is not None
+    assert part.logits.next_logprobs is not None
+    assert whole.logits.next_logprobs is not None
+    assert len(part.logits.next_logprobs) == 4
+    np.testing.assert_array_equal(part.logits.top_ids, whole.logits.top_ids[5:9])
+    np.testing.assert_allclose(part.logits.next_logprobs, whole.logits.next_logprobs[5:9], atol=TOLERANCE)
+
+
+def test_nothing_more_than_asked_comes_back(start: Start) -> None:
+    (found,) = results(start("llama"), [job(random_ids(6), (), logits=LogitsSpec(0, next_token=False))])
+    assert found.logits is not None
+    assert found.logits.top_ids.shape == (6, 0)
+    assert found.logits.next_logprobs is None
+
+
+def test_summaries_of_requests_that_share_a_pass_are_their_own(start: Start) -> None:
+    spec = LogitsSpec(3, next_token=True)
+    jobs = [job(random_ids(n, seed=n), (), logits=spec) for n in (9, 30, 17)]
+    shared = results(start("hybrid"), jobs)
+    for one, found in zip(jobs, shared, strict=True):
+        (alone,) = results(start("hybrid"), [one])
+        assert found.logits is not None
+        assert alone.logits is not None
+        np.testing.assert_array_equal(found.logits.argmax_ids, alone.logits.argmax_ids)
+        np.testing.assert_allclose(found.logits.top_logprobs, alone.logits.top_logprobs, atol=TOLERANCE)
+
+
+class Head:
+    """A head of any blocks over a matrix of logits: the hidden states are one-hot rows."""
+
+    def __init__(self, logits: torch.Tensor, block: int) -> None:
+        self._weight = logits.T.contiguous()
+        self._block = block
+        self.vocab_size = logits.shape[1]
+
+    def blocks(self):  # type: ignore[no-untyped-def]
+        for start in range(0, self.vocab_size, self._block):
+            yield start, self._weight[start : start + self._block], None
+
+
+@pytest.mark.parametrize("block", [1, 3, 7, 64, 100])
+def test_ties_are_ordered_by_id_also_across_blocks_of_the_vocabulary(block: int) -> None:
+    random = np.random.default_rng(0)
+    values = random.integers(-2, 2, (6, 64)).astype(np.float32)  # few values: every row is full of ties
+    values[0] = 0.0
+    values[1, ::2] = -0.0
+    values[2] = -1e30
+    logits = torch.from_numpy(values)
+    order, logprobs = slowly(values, 10)
+    found = summarise(
+        torch.eye(6), np.array([0, 63, 1, 62, 30, 31], np.int32), Head(logits, block), top_k=10, scale=lambda x: x
+    )
+    np.testing.assert_array_equal(found.ids.numpy(), order)
+    np.testing.assert_allclose(found.logprobs.numpy(), np.take_along_axis(logprobs, order, 1), atol=TOLERANCE)
+    np.testing.assert_allclose(
+        found.next_logprobs.numpy(), logprobs[np.arange(6), [0, 63, 1, 62, 30, 31]], atol=TOLERANCE
+    )
+
+
+def test_blocks_of_a_real_head_give_the_summary_of_all_its_logits(start: Start) -> None:
+    head = start("llama").parts.anatomy.head
+    assert head is not None
+    rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    found = summarise(rows, np.zeros(9, np.int32), ResidentHead(head), top_k=4, scale=lambda x: x)
+    order, _ = slowly(torch.nn.functional.linear(rows, head.weight).numpy(), 4)
+    np.testing.assert_array_equal(found.ids.numpy(), order)
+
+
+def test_a_block_of_logits_stays_within_its_budget() -> None:
+    blocks = list(logits_module.row_blocks(10_000, 248_320))
+    assert blocks[0][0] == 0
+    assert blocks[-1][1] == 10_000
+    assert all((stop - start) * logits_module.BLOCK_VOCAB <= logits_module.BLOCK_ELEMENTS for start, stop in blocks)
