@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from fastapi import FastAPI
 
+from tauscope_serving.connections import BoundedHttpProtocol
 from tauscope_serving.server import bind, build_server, url_of
 from tauscope_serving.settings import ServingSettings
 from tauscope_wire.messages import Limits
@@ -29,12 +30,18 @@ SMALL_LIMITS = Limits(
 
 
 @contextmanager
-def running(app: FastAPI, settings: ServingSettings | None = None) -> Iterator[str]:
+def running(
+    app: FastAPI,
+    settings: ServingSettings | None = None,
+    *,
+    protocol: type[BoundedHttpProtocol] = BoundedHttpProtocol,
+) -> Iterator[str]:
     """Serve `app` until the block ends.
 
     Args:
         app: what to serve; its lifespan runs in the thread of the server.
         settings: where to listen; a free port of loopback by default.
+        protocol: bounds on connections.
 
     Yields:
         Base URL, for example `http://127.0.0.1:40123`.
@@ -43,7 +50,7 @@ def running(app: FastAPI, settings: ServingSettings | None = None) -> Iterator[s
     listener = bind(settings)
     url = url_of(listener, tls=settings.tls_cert is not None)
     started = threading.Event()
-    server = build_server(app, settings, started=started.set)
+    server = build_server(app, settings, started=started.set, protocol=protocol)
 
     def serve() -> None:
         try:

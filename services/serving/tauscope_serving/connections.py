@@ -24,6 +24,8 @@ UNACKNOWLEDGED_TIMEOUT_S = 60
 class BoundedHttpProtocol(HttpToolsProtocol):
     """HTTP/1.1 with a deadline and a size limit on the head of every request."""
 
+    head_timeout_s = HEAD_TIMEOUT_S
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
@@ -60,7 +62,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._head_done()
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
 
     def _head_done(self) -> None:
         if self._head_timer is not None:

@@ -132,12 +132,16 @@ def serve(
 
 
 def build_server(
-    app: FastAPI, settings: ServingSettings, *, started: Callable[[], None] | None = None
+    app: FastAPI,
+    settings: ServingSettings,
+    *,
+    started: Callable[[], None] | None = None,
+    protocol: type[BoundedHttpProtocol] = BoundedHttpProtocol,
 ) -> uvicorn.Server:
     """The server that `serve` runs; `should_exit = True` stops it from another thread."""
     config = uvicorn.Config(
         app,
-        http=BoundedHttpProtocol,
+        http=protocol,
         ws="none",
         log_config=None,
         access_log=False,
@@ -161,10 +165,12 @@ class _Announcing(uvicorn.Server):
         self._announce = started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except OSError as error:  # two processes may bind an address at once; only one may listen
-            await self.lifespan.shutdown()
-            raise _cannot_listen(", ".join(str(s.getsockname()) for s in sockets or ()), error) from None
+        for listener in sockets or ():
+            try:
+                # two processes may bind an address at once, only one may listen; uvloop does not report the second
+                listener.listen(BACKLOG)
+            except OSError as error:
+                raise _cannot_listen(str(listener.getsockname()), error) from None
+        await super().startup(sockets)
         if self.started and self._announce is not None:
             self._announce()
