@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 
+from tauscope_client.commands.compare import compare_command
 from tauscope_client.commands.doctor import doctor_command
 from tauscope_client.commands.eval import evaluate_command
 from tauscope_client.commands.hidden import hidden_command
@@ -35,6 +36,7 @@ app.command("eval")(evaluate_command)
 app.command("hidden")(hidden_command)
 app.command("doctor")(doctor_command)
 app.command("references")(references_command)
+app.command("compare")(compare_command)
 
 
 @app.command("version")
