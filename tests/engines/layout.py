@@ -10,6 +10,9 @@ REPORTS: Final = ENGINES / "reports"
 LOGS: Final = ENGINES / "logs"
 VECTORS: Final = REPOSITORY / "tests" / "vectors" / "engines"
 
+DEMO_MODELS: Final = REPOSITORY / "deploy" / "demo" / "models"
+"""The bundled pair, a hybrid."""
+
 PROGRAMS: Final = REPOSITORY / "tests" / "engines" / "programs"
 """Scripts that run in an engine's environment and import nothing of this project."""
 
