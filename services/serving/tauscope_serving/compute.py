@@ -157,10 +157,11 @@ class ComputeLoop(Generic[J, R]):
         """What the loop is doing now."""
         with self._changed:
             busy = self._clock() - self._pass_started if self._running else 0.0
+            waiting = [t for t in self._waiting if not t.is_cancelled]
             return LoopState(
                 is_alive=self._thread.is_alive(),
-                queued=len(self._waiting),
-                queued_cost=sum(t.cost for t in self._waiting),
+                queued=len(waiting),
+                queued_cost=sum(t.cost for t in waiting),
                 running=len(self._running),
                 busy_s=busy,
                 passes=self._passes,
