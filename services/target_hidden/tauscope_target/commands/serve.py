@@ -1,5 +1,6 @@
 """`tauscope-target`: load a model, prove it, serve it."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -98,34 +99,34 @@ def serve_command(
     )
     check_exposure(serving)
     set_up_logs(log_level)
-    listener = bind(serving)
     _quiet_transformers()
-    engine = start_engine(
-        EngineSettings(
-            model=model,
-            device=device,
-            compute_dtype=compute_dtype,
-            model_id=model_id,
-            allow_reference_kernels=allow_reference_kernels,
-            deepest_layer=deepest_layer,
-            with_head=head,
-            chunk_tokens=chunk_tokens,
-        ),
-        progress=LoadingLines(say),
-        say=say,
-    )
-    for test in engine.facts.self_tests:
-        say(f"self-test {test.name}: {test.status} ({test.detail})")
-    if engine.facts.numerics.reference_kernels:
-        say("warning: reference kernels for linear attention; drafters are trained on fla kernels, results may differ")
-    tokens = load_tokens(model)
-    url = url_of(listener, tls=tls_cert is not None)
-    serve(
-        create_app(engine, tokens, settings, access=Access(keyring=Keyring(keys))),
-        serving,
-        listener=listener,
-        started=lambda: say(f"tauscope-target is ready at {url}"),
-    )
+    with closing(bind(serving)) as listener:
+        engine = start_engine(
+            EngineSettings(
+                model=model,
+                device=device,
+                compute_dtype=compute_dtype,
+                model_id=model_id,
+                allow_reference_kernels=allow_reference_kernels,
+                deepest_layer=deepest_layer,
+                with_head=head,
+                chunk_tokens=chunk_tokens,
+            ),
+            progress=LoadingLines(say),
+            say=say,
+        )
+        for test in engine.facts.self_tests:
+            say(f"self-test {test.name}: {test.status} ({test.detail})")
+        if engine.facts.numerics.reference_kernels:
+            say("warning: reference kernels for linear attention; drafters trained on fla kernels may look worse here")
+        tokens = load_tokens(model)
+        url = url_of(listener, tls=tls_cert is not None)
+        serve(
+            create_app(engine, tokens, settings, access=Access(keyring=Keyring(keys))),
+            serving,
+            listener=listener,
+            started=lambda: say(f"tauscope-target is ready at {url}"),
+        )
 
 
 def _quiet_transformers() -> None:
