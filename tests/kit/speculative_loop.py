@@ -1,7 +1,7 @@
 """A real speculative decoding loop, step by step: draft, verify with the target, accept, repeat.
 
 The slow, obvious reference for the replayed walk. Nothing is cached, so nothing can be rolled back wrongly: the target
-reads the whole text in every step (a hybrid's recurrent state cannot be cropped), and the drafter recomputes its context.
+reads the whole text in every step (a hybrid's recurrent state cannot be cropped); the drafter recomputes its context.
 Everything is float32.
 """
 
