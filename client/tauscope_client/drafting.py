@@ -5,11 +5,12 @@ The states never pass through this process. A handle may vanish at any moment; t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tauscope_client.drafter import DrafterClient
+from tauscope_client.metrics import WideRows
 from tauscope_client.references.record import Reference
 from tauscope_client.references.retries import Retries
 from tauscope_client.runs.draft_files import Drafts, TargetView
@@ -35,6 +36,8 @@ TARGET_TOP_K = 2
 """The two best ids of the target: their margin tells a near-tie from a disagreement."""
 
 _NO_LIMIT = 1 << 30
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,7 @@ class Draftsman:
     def open(self, reference: Reference, cards: Sequence[DrafterCard]) -> "TextJob":
         """Work on one text for these drafters: one forward of the target serves them all."""
         taps = sorted({tap for card in cards for tap in card.taps})
-        return TextJob(reference, lambda: self._hidden(reference, taps), self._draft)
+        return TextJob(reference, lambda: self._hidden(reference, taps), self._draft, self._rows)
 
     def _hidden(self, reference: Reference, taps: list[int]) -> HiddenReceipt:
         logits = LogitsRequest(top_k=TARGET_TOP_K, next_token=True) if self._plan.with_logits else None
@@ -80,7 +83,10 @@ class Draftsman:
         start, total = len(reference.prompt_ids), len(reference.prompt_ids) + len(reference.response_ids)
         anchors = list(range(start, total - 1))
         size = self._plan.max_anchors or _NO_LIMIT
-        parts = [self._ask(reference, card, receipt, anchors[at : at + size]) for at in range(0, len(anchors), size)]
+        parts = [
+            self._ask(reference, card, receipt, anchors[at : at + size], self._plan.top_k)
+            for at in range(0, len(anchors), size)
+        ]
         found = [position for part in parts for position in part.anchors.tolist()]
         if found != anchors:
             raise InternalError(
@@ -115,7 +121,22 @@ class Draftsman:
             facts=facts,
         )
 
-    def _ask(self, reference: Reference, card: DrafterCard, receipt: HiddenReceipt, anchors: list[int]) -> DraftAnswer:
+    def _rows(
+        self, reference: Reference, card: DrafterCard, receipt: HiddenReceipt, anchors: list[int], top_k: int
+    ) -> WideRows:
+        size = self._plan.max_anchors or _NO_LIMIT
+        parts = [
+            self._ask(reference, card, receipt, anchors[at : at + size], top_k) for at in range(0, len(anchors), size)
+        ]
+        return WideRows(
+            anchors=np.concatenate([part.anchors for part in parts]),
+            top_ids=np.concatenate([part.top_ids for part in parts]),
+            top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
+        )
+
+    def _ask(
+        self, reference: Reference, card: DrafterCard, receipt: HiddenReceipt, anchors: list[int], top_k: int
+    ) -> DraftAnswer:
         is_all = len(anchors) == len(reference.response_ids) - 1
         request = DraftRequest(
             drafter=card.name,
@@ -123,7 +144,7 @@ class Draftsman:
             token_ids=reference.token_ids(),
             response_start=len(reference.prompt_ids),
             anchors="response" if is_all else anchors,
-            top_k=self._plan.top_k,
+            top_k=top_k,
             # A head that reads its own drafts gets the labels instead: up to the first miss they are the same, and only
             # so do its lower-ranked candidates mean what a top-k walk takes them for.
             labels=card.layout == "sequential",
@@ -139,11 +160,13 @@ class TextJob:
         reference: Reference,
         hidden: Callable[[], HiddenReceipt],
         draft: Callable[[Reference, DrafterCard, HiddenReceipt], Drafts],
+        rows: Callable[[Reference, DrafterCard, HiddenReceipt, list[int], int], WideRows],
     ) -> None:
         """Nothing is sent yet."""
         self._reference = reference
         self._hidden = hidden
         self._draft_with = draft
+        self._rows_with = rows
         self._receipt: HiddenReceipt | None = None
         self._num_recomputed = 0
 
@@ -169,9 +192,16 @@ class TextJob:
             GoneError: the states vanish faster than they can be used.
             TauscopeError: a service's refusal.
         """
+        return self._with_states(lambda receipt: self._draft_with(self._reference, card, receipt))
+
+    def rows(self, card: DrafterCard, anchors: Sequence[int], *, top_k: int) -> WideRows:
+        """Draft at some positions, with more candidates; errors as `draft`."""
+        return self._with_states(lambda receipt: self._rows_with(self._reference, card, receipt, list(anchors), top_k))
+
+    def _with_states(self, work: Callable[[HiddenReceipt], T]) -> T:
         while True:
             try:
-                return self._draft_with(self._reference, card, self.receipt())
+                return work(self.receipt())
             except GoneError as error:
                 self._receipt = None
                 self._num_recomputed += 1

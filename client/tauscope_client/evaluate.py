@@ -1,37 +1,32 @@
 """One evaluation from prompts to numbers: references, states, drafts, metrics, each kept as soon as it is done."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
+from tauscope_client.draft_stage import DraftStage
 from tauscope_client.drafter import DrafterClient
 from tauscope_client.drafting import DraftPlan, Draftsman
-from tauscope_client.failures import Failure, concerns_one_prompt
-from tauscope_client.metrics import PromptResult, measure
+from tauscope_client.failures import Failure
 from tauscope_client.pairing import can_give_logits, check_pair, pair_warnings
 from tauscope_client.progress import Progress
 from tauscope_client.prompts import PromptFile
 from tauscope_client.provenance import manifest_of
 from tauscope_client.references.collect import ReferencePlan, collect_references
-from tauscope_client.references.record import Reference
 from tauscope_client.references.retries import Retries
 from tauscope_client.references.source import ReferenceSource
 from tauscope_client.runs.cautions import cautions_of
-from tauscope_client.runs.draft_files import write_drafts, write_target
 from tauscope_client.runs.files import write_json, write_text
 from tauscope_client.runs.folder import RunFolder
+from tauscope_client.runs.measuring import measure_run
 from tauscope_client.runs.results import results_of
 from tauscope_client.runs.served import served_beside_predicted
 from tauscope_client.runs.summary import summary_markdown
-from tauscope_client.runs.traces import trace_of_files
 from tauscope_client.target import TargetClient
-from tauscope_client.workers import run_all
+from tauscope_client.tree_rows import STORED_BUDGETS, TreePlan
 from tauscope_wire.dtypes import WireDtype
-from tauscope_wire.errors import RequestError, TauscopeError
-from tauscope_wire.messages import DrafterCard
 
 __all__ = ["EvalSettings", "Outcome", "evaluate"]
 
@@ -48,6 +43,7 @@ class EvalSettings:
         top_k: candidates kept of each draft row.
         dtype: element type of the hidden states between the services.
         concurrency: texts in flight at the two services, which pack what arrives together.
+        tree_budgets: DDTree budgets to walk with; rows that are too narrow to decide one are asked for again.
         passed: what the user said, for the manifest; no keys in it.
     """
 
@@ -56,6 +52,7 @@ class EvalSettings:
     top_k: int = 8
     dtype: WireDtype = "bfloat16"
     concurrency: int = 2
+    tree_budgets: tuple[int, ...] = STORED_BUDGETS
     passed: Mapping[str, Any]
 
     def in_force(self) -> dict[str, Any]:
@@ -68,6 +65,7 @@ class EvalSettings:
             "reference_concurrency": self.references.concurrency,
             "top_k": self.top_k,
             "dtype": self.dtype,
+            "tree_budgets": list(self.tree_budgets),
             "temperature": 0.0,
         }
 
@@ -142,9 +140,20 @@ def evaluate(
             max_anchors=service.limits.max_anchors,
         )
         draftsman = Draftsman(target, drafter, plan, retries=retries)
-        work = _Drafting(folder, draftsman, target, cards, progress, with_logits=plan.with_logits)
+        work = DraftStage(
+            folder,
+            draftsman,
+            target,
+            cards,
+            progress,
+            with_logits=plan.with_logits,
+            trees=TreePlan.of(settings.tree_budgets, vocab_size=info.model.vocab_size, limits=service.limits),
+        )
         failures += work.run(list(references.values()), concurrency=settings.concurrency)
-        measured, incomplete = _measure(folder, references, cards)
+        names = [card.name for card in cards]
+        measured, incomplete = measure_run(
+            folder.path, references, names, tree_budgets=settings.tree_budgets, vocab_size=info.model.vocab_size
+        )
         warnings += work.warnings() + cautions_of(references.values(), measured, incomplete)
         results = results_of(
             measured,
@@ -156,102 +165,3 @@ def evaluate(
         write_json(folder.path / "results.json", results)
         write_text(folder.path / "summary.md", summary_markdown(results, folder.manifest))
         return Outcome(out, results, tuple(failures), folder.is_resumed)
-
-
-class _Drafting:
-    """Drafts on every reference with every drafter, skipping what an earlier run finished."""
-
-    def __init__(
-        self,
-        folder: RunFolder,
-        draftsman: Draftsman,
-        target: TargetClient,
-        cards: Sequence[DrafterCard],
-        progress: Progress,
-        *,
-        with_logits: bool,
-    ) -> None:
-        self._folder = folder
-        self._draftsman = draftsman
-        self._target = target
-        self._cards = cards
-        self._progress = progress
-        self._with_logits = with_logits
-        self._texts = folder.finished_texts()
-        self._failures: list[Failure] = []
-        self._warnings: set[str] = set()
-        self._lock = Lock()
-
-    def run(self, references: Sequence[Reference], *, concurrency: int) -> list[Failure]:
-        """Work through the references; the failures, in their order."""
-        missing = {reference.id: self._missing(reference) for reference in references}
-        total = len(references) * len(self._cards)
-        self._progress.start(STAGE, total, done=total - sum(map(len, missing.values())))
-        run_all(lambda reference: self._one(reference, missing[reference.id]), references, concurrency=concurrency)
-        order = {reference.id: index for index, reference in enumerate(references)}
-        return sorted(self._failures, key=lambda failure: order[failure.id])
-
-    def warnings(self) -> list[str]:
-        """What the drafter service said about the pairs."""
-        return sorted(self._warnings)
-
-    def _missing(self, reference: Reference) -> list[DrafterCard]:
-        return [card for card in self._cards if not self._folder.drafts_path(card.name, reference.id).exists()]
-
-    def _one(self, reference: Reference, missing: Sequence[DrafterCard]) -> None:
-        stage = "hidden"
-        try:
-            self._keep_text(reference)
-            target_path = self._folder.target_path(reference.id)
-            wants_view = self._with_logits and not target_path.exists()
-            if not missing and not wants_view:
-                return
-            job = self._draftsman.open(reference, self._cards)
-            view = job.target_view() if wants_view else None
-            if view is not None:
-                write_target(target_path, view)
-            for card in missing:
-                stage = f"draft {card.name}"
-                drafts = job.draft(card)
-                write_drafts(self._folder.drafts_path(card.name, reference.id), drafts)
-                with self._lock:
-                    self._warnings.update(f"drafter {card.name!r}: {text}" for text in drafts.facts["warnings"])
-                self._progress.advance(STAGE)
-        except TauscopeError as error:
-            if not concerns_one_prompt(error):
-                raise
-            with self._lock:
-                self._failures.append(Failure.of(reference.id, stage, error))
-            self._progress.note(f"{reference.id}: {error.message}")
-
-    def _keep_text(self, reference: Reference) -> None:
-        """Pieces of text for the report; a service without a tokenizer leaves the report with ids."""
-        if reference.id in self._texts:
-            return
-        try:
-            pieces = self._target.detokenize([*reference.token_ids(), *reference.tail_ids]).pieces
-        except RequestError:
-            return
-        self._folder.add_text(reference.id, pieces)
-
-
-def _measure(
-    folder: RunFolder, references: Mapping[str, Reference], cards: Sequence[DrafterCard]
-) -> tuple[dict[str, list[PromptResult]], list[str]]:
-    """Measure the prompts that every drafter has finished, and name the others: tables compare equal prompts."""
-    complete = [
-        reference
-        for reference in references.values()
-        if all(folder.drafts_path(card.name, reference.id).exists() for card in cards)
-    ]
-    measured = {
-        card.name: [
-            measure(
-                trace_of_files(reference, folder.drafts_path(card.name, reference.id), folder.target_path(reference.id))
-            )
-            for reference in complete
-        ]
-        for card in cards
-    }
-    done = {reference.id for reference in complete}
-    return measured, [turn_id for turn_id in references if turn_id not in done]

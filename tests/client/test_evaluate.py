@@ -8,7 +8,7 @@ import pytest
 from kit.client import PROMPTS, eval_settings, table_services
 from kit.engines import STOP_ID, TableModel, encode, render
 from kit.table_services import right_draft
-from tauscope_client.evaluate import evaluate
+from tauscope_client.evaluate import EvalSettings, evaluate
 from tauscope_client.progress import SilentProgress
 from tauscope_client.prompts import load_prompts
 from tauscope_client.references.embedded import EmbeddedSource
@@ -245,3 +245,24 @@ def test_several_prompts_in_flight_give_the_same_results(services, prompts_path,
     settings = eval_settings(concurrency=3)
     many = run(services, prompts_path, tmp_path / "many", settings)
     assert one.results == many.results
+
+
+@pytest.mark.parametrize("budgets", [(16,), (16, 64)])
+def test_trees_that_stored_rows_cannot_decide_are_settled_by_wider_rows(prompts_path, tmp_path, budgets):
+    settings = eval_settings("good", trees=budgets)
+    narrow = EvalSettings(**{**vars(settings), "top_k": 2})
+    with table_services() as both:
+        wide = run(both, prompts_path, tmp_path / "wide", EvalSettings(**{**vars(settings), "top_k": 64}))
+        asked = both.ledger.count("draft")
+        outcome = run(both, prompts_path, tmp_path / "narrow", narrow)
+        assert both.ledger.count("draft") > 2 * asked
+    names = [f"ddtree_tau_{budget}" for budget in budgets]
+    values = [
+        {name: o.results["drafters"]["good"]["overall"]["values"][name] for name in names} for o in (wide, outcome)
+    ]
+    assert values[0] == values[1] and all(value is not None for value in values[0].values())
+    (tmp_path / "narrow" / "trees" / "good" / "a.npz").unlink()
+    with table_services() as both:
+        again = run(both, prompts_path, tmp_path / "narrow", narrow)
+        assert both.ledger.count("hidden") == 1 and both.ledger.count("generate") == 0
+    assert again.results == outcome.results

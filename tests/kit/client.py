@@ -44,6 +44,6 @@ def table_services(*, model: TableModel | None = None, target=None, drafter=None
         yield Services(target_url, drafter_url, model, ledger)
 
 
-def eval_settings(*drafters, **plan) -> EvalSettings:
+def eval_settings(*drafters, trees=(), **plan) -> EvalSettings:
     references = ReferencePlan(**{"max_new_tokens": 40, "tail_tokens": 4, **plan})
-    return EvalSettings(drafters=drafters or ("good", "bad"), references=references, passed={})
+    return EvalSettings(drafters=drafters or ("good", "bad"), references=references, tree_budgets=trees, passed={})

@@ -24,6 +24,7 @@ from tauscope_client.references.choice import REFERENCE_HELP, parse_reference
 from tauscope_client.references.collect import ReferencePlan
 from tauscope_client.references.stored import StoredSource
 from tauscope_client.terminal import TerminalProgress, show_results, stdout_console
+from tauscope_client.tree_rows import parse_budgets
 
 __all__ = ["evaluate_command"]
 
@@ -69,6 +70,9 @@ def evaluate_command(
         DtypeName, typer.Option(help="Hidden states between the services; float32 for exact comparisons.")
     ] = DtypeName.BFLOAT16,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Texts in flight at the two services.")] = 2,
+    tree_budgets: Annotated[
+        str, typer.Option(help="DDTree budgets to walk with: some of 16,32,64,128,256,512,1024, or none.")
+    ] = "16,32,64",
     reference_concurrency: Annotated[
         int, typer.Option(min=1, max=64, help="Answers in flight; above 1 greedy text may change under load.")
     ] = 1,
@@ -89,6 +93,7 @@ def evaluate_command(
 ) -> None:
     """Measure how good drafters are: tau over the target's own greedy answers."""
     file = load_prompts(prompts)
+    budgets = parse_budgets(tree_budgets)
     choice = parse_reference(reference, model=reference_model, key=reference_key)
     folder = out if out is not None else Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{prompts.stem}"
     console = stdout_console()
@@ -110,6 +115,7 @@ def evaluate_command(
                 top_k=top_k,
                 dtype=dtype.value,
                 concurrency=concurrency,
+                tree_budgets=budgets,
                 passed={
                     "prompts": str(prompts),
                     "drafters": list(drafter),

@@ -5,6 +5,7 @@ references.jsonl                 one line a turn, in the order they were finishe
 texts.jsonl                      the same turns as pieces of text, for the report
 target/<prompt>.npz              the target's own choice at each response position
 drafts/<drafter>/<prompt>.npz    the drafts at every anchor
+trees/<drafter>/<prompt>.npz     wider rows at anchors whose trees the drafts cannot decide
 failures.json                    prompts that could not be evaluated, and why
 results.json, summary.md         the numbers
 """
@@ -17,9 +18,10 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from tauscope_client.references.record import Reference
-from tauscope_client.runs.files import JsonLines, safe_name, write_json
+from tauscope_client.runs.files import JsonLines, write_json
 from tauscope_client.runs.lock import FolderLock
 from tauscope_client.runs.manifest import Manifest
+from tauscope_client.runs.measuring import drafts_path, target_path, wide_rows_path
 from tauscope_wire.errors import RequestError
 
 __all__ = ["RunFolder", "read_manifest"]
@@ -125,11 +127,15 @@ class RunFolder:
 
     def drafts_path(self, drafter: str, turn_id: str) -> Path:
         """Where the drafts of one drafter on one turn are."""
-        return self.path / "drafts" / safe_name(drafter) / f"{safe_name(turn_id)}.npz"
+        return drafts_path(self.path, drafter, turn_id)
+
+    def wide_rows_path(self, drafter: str, turn_id: str) -> Path:
+        """Where the wider rows for trees are."""
+        return wide_rows_path(self.path, drafter, turn_id)
 
     def target_path(self, turn_id: str) -> Path:
         """Where the target's own choices on one turn are."""
-        return self.path / "target" / f"{safe_name(turn_id)}.npz"
+        return target_path(self.path, turn_id)
 
     def write_failures(self, failures: list[dict[str, Any]]) -> None:
         """Write `failures.json`, or remove it when nothing failed."""

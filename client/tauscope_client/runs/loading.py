@@ -7,13 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tauscope_client.metrics import PromptResult, Trace, measure
+from tauscope_client.metrics import PromptResult, Trace
 from tauscope_client.references.record import Reference
 from tauscope_client.references.stored import read_references
 from tauscope_client.runs.draft_files import Drafts, TargetView, read_drafts, read_target
-from tauscope_client.runs.files import safe_name
 from tauscope_client.runs.folder import read_manifest
 from tauscope_client.runs.manifest import Manifest
+from tauscope_client.runs.measuring import drafts_path, measure_turn, target_path
 from tauscope_client.runs.traces import trace_of_files
 from tauscope_wire.errors import ErrorCode, NotFoundError, RequestError
 
@@ -89,20 +89,27 @@ class Run:
 
     def drafts(self, drafter: str, turn_id: str) -> Drafts:
         """Drafts of one drafter on one turn."""
-        return read_drafts(self._drafts_path(drafter, turn_id))
+        return read_drafts(drafts_path(self.path, drafter, turn_id))
 
     def target_view(self, turn_id: str) -> TargetView | None:
         """The target's own choices on one turn, None when its head was not loaded."""
-        path = self._target_path(turn_id)
+        path = target_path(self.path, turn_id)
         return read_target(path) if path.exists() else None
 
     def trace(self, drafter: str, turn_id: str) -> Trace:
         """Arrays of one drafter on one turn."""
-        return trace_of_files(self.references[turn_id], self._drafts_path(drafter, turn_id), self._target_path(turn_id))
+        return trace_of_files(
+            self.references[turn_id], drafts_path(self.path, drafter, turn_id), target_path(self.path, turn_id)
+        )
 
     def measured(self, drafter: str) -> list[PromptResult]:
         """Every finished turn of one drafter, measured."""
-        return [measure(self.trace(drafter, turn_id)) for turn_id in self.turn_ids]
+        budgets = self.manifest.settings_in_force.get("tree_budgets", [])
+        vocab_size = self.manifest.target["model"]["vocab_size"]
+        return [
+            measure_turn(self.path, self.references[turn_id], drafter, tree_budgets=budgets, vocab_size=vocab_size)
+            for turn_id in self.turn_ids
+        ]
 
     def check_drafter(self, name: str) -> str:
         """The name, when the run has it.
@@ -163,12 +170,6 @@ class Run:
     def rounds(self) -> "pd.DataFrame":
         """`round_rows` as a pandas data frame; errors as `prompts`."""
         return _frame(self.round_rows())
-
-    def _drafts_path(self, drafter: str, turn_id: str) -> Path:
-        return self.path / "drafts" / safe_name(drafter) / f"{safe_name(turn_id)}.npz"
-
-    def _target_path(self, turn_id: str) -> Path:
-        return self.path / "target" / f"{safe_name(turn_id)}.npz"
 
 
 def _frame(rows: Sequence[dict[str, Any]]) -> "pd.DataFrame":
