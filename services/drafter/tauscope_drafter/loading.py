@@ -107,7 +107,7 @@ def open_place(
         folder,
         Embedding(folder.embedding(), device, dtype),
         Head(head, device, dtype, chunk_bytes=chunk_bytes),
-        folder.final_norm().to(device, dtype),
+        folder.final_norm().to(device),
         folder.norm_eps,
         chunk_bytes,
     )
@@ -151,6 +151,8 @@ def load(path: Path, options: LoadOptions, place: Place, *, name: str = "") -> L
         digest.add(tensor_name, tensor)
         weights[tensor_name] = tensor.to(place.device, place.dtype)
         size += weights[tensor_name].nbytes
+    if description.file is None:
+        digest.add(repr(spec), torch.empty(0))
     parameters = sum(t.numel() for t in weights.values())
     shared, from_target, own_bytes, warnings = _share(description, place)
     spec = replace(spec, warnings=(*spec.warnings, *warnings))
@@ -170,6 +172,10 @@ def load(path: Path, options: LoadOptions, place: Place, *, name: str = "") -> L
 def _share(description: Description, place: Place) -> tuple[Shared, tuple[str, ...], int, list[str]]:
     """Embedding and head of this drafter, what of it is the target's, the bytes it adds, and warnings."""
     spec, origin = description.spec, str(description.path)
+    if description.file is None:
+        nothing = torch.empty(0, 0, device=place.device, dtype=place.dtype)
+        none = Embedding(nothing, place.device, place.dtype), Head(nothing, place.device, place.dtype)
+        return Shared(*none, place.device, place.dtype), (), 0, []
     ids = target_ids(
         read_aside(description, "d2t"),
         read_aside(description, "t2d"),

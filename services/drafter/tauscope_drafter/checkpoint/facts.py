@@ -44,6 +44,10 @@ class Settings:
                 )
         return found[0][1] if found else None
 
+    def place(self, name: str) -> str | None:
+        """Label of the first section that has `name`, with the name; None when none has it."""
+        return next((f"{label}{name}" for label, c in self._sections if c.get(name) is not None), None)
+
     def integer(self, *names: str) -> int | None:
         """`find`, checked to be a whole number."""
         value = self.find(*names)

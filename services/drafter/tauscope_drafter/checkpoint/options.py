@@ -22,6 +22,7 @@ class LoadOptions:
         rms_norm_eps, sliding_window, layer_types, causal, embedding_scale: as in a configuration.
         config: path of a configuration that does not lie beside the weights.
         mtp_hidden: for MTP heads, whether the target's final norm is applied to the state (`post`) or not (`pre`).
+        norm_before_residual: for EAGLE-3, whether the residual is the normed state.
         noise, seed: for the oracle.
         max_ngram, min_ngram: for prompt lookup.
     """
@@ -40,6 +41,7 @@ class LoadOptions:
     embedding_scale: float | None = None
     config: str | None = None
     mtp_hidden: Literal["pre", "post"] | None = None
+    norm_before_residual: bool | None = None
     noise: float | None = None
     seed: int | None = None
     max_ngram: int | None = None
@@ -90,6 +92,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "embedding_scale": float,
     "config": str,
     "mtp_hidden": _choice("pre", "post"),
+    "norm_before_residual": _switch,
     "noise": float,
     "seed": int,
     "max_ngram": int,

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -110,45 +111,45 @@ def serve_command(
     )
     check_exposure(settings)
     set_up_logs(log_level)
-    listener = bind(settings)
-    where = choose_device(device)
-    place = open_place(
-        where,
-        choose_dtype(dtype, where),
-        target_model,
-        chunk_bytes=parse_bytes(logits_memory),
-        head_on_host=head_on_host,
-    )
-    engine = Engine(
-        place,
-        drafter_bytes=None if drafter_memory is None else parse_bytes(drafter_memory),
-        context_bytes=parse_bytes(context_memory),
-        batch_bytes=None if batch_memory is None else parse_bytes(batch_memory),
-    )
-    for name, path, options in drafters:
-        card = engine.load(name, Path(path), options, roots=None)
-        typer.echo(
-            f"loaded {name}: {card.family} ({card.format}), {card.layout}, block {card.block_size}, taps {card.taps}, "
-            f"{card.memory_bytes / 1e6:.1f} MB",
-            err=True,
+    with closing(bind(settings)) as listener:
+        where = choose_device(device)
+        place = open_place(
+            where,
+            choose_dtype(dtype, where),
+            target_model,
+            chunk_bytes=parse_bytes(logits_memory),
+            head_on_host=head_on_host,
         )
-        for warning in card.warnings:
-            typer.echo(f"warning: {name}: {warning}", err=True)
-    service = DrafterService(
-        engine=engine,
-        states=StatesSource(_connection(target_url, os.environ)),
-        limits=settings.limits,
-        version=version("tauscope"),
-        roots=tuple(root or ()),
-        access=Access(keyring=Keyring(keys)),
-    )
-    url = url_of(listener, tls=tls_cert is not None)
-    serve(
-        create_app(service),
-        settings,
-        listener=listener,
-        started=lambda: typer.echo(f"tauscope-drafter is ready at {url}", err=True),
-    )
+        engine = Engine(
+            place,
+            drafter_bytes=None if drafter_memory is None else parse_bytes(drafter_memory),
+            context_bytes=parse_bytes(context_memory),
+            batch_bytes=None if batch_memory is None else parse_bytes(batch_memory),
+        )
+        for name, path, options in drafters:
+            card = engine.load(name, Path(path), options, roots=None)
+            typer.echo(
+                f"loaded {name}: {card.family} ({card.format}), {card.layout}, block {card.block_size}, "
+                f"taps {card.taps}, {card.memory_bytes / 1e6:.1f} MB",
+                err=True,
+            )
+            for warning in card.warnings:
+                typer.echo(f"warning: {name}: {warning}", err=True)
+        service = DrafterService(
+            engine=engine,
+            states=StatesSource(_connection(target_url, os.environ)),
+            limits=settings.limits,
+            version=version("tauscope"),
+            roots=tuple(root or ()),
+            access=Access(keyring=Keyring(keys)),
+        )
+        url = url_of(listener, tls=tls_cert is not None)
+        serve(
+            create_app(service),
+            settings,
+            listener=listener,
+            started=lambda: typer.echo(f"tauscope-drafter is ready at {url}", err=True),
+        )
 
 
 def _connection(target_url: str | None, environ: Mapping[str, str]) -> "Connection | None":

@@ -13,8 +13,9 @@ Keys and values of the context depend on position and state alone, so they are m
 anchors; an anchor sees those of positions 0..p-1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -146,11 +147,16 @@ class Backbone:
         x[:, 0] = self._embedding.rows(token_ids[first])
         for i in range(c.num_layers):
             at = f"layers.{i}"
+            sees = seen[c.windows[i]]
             u = rms_norm(x, w[f"{at}.input_layernorm.weight"], c.norm_eps)
-            x = x + self._attention(i, u, context, seen[c.windows[i]], tables)
+            x = x + self.around(f"{at}.attention", u, partial(self._attention, i, context, sees, tables))
             u = rms_norm(x, w[f"{at}.post_attention_layernorm.weight"], c.norm_eps)
-            x = x + self._mlp(i, u)
+            x = x + self.around(f"{at}.mlp", u, partial(self._mlp, i))
         return rms_norm(x, w["norm.weight"], c.norm_eps)
+
+    def around(self, name: str, u: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """One sublayer on normed rows `u` [a, B, H]; DFlash2 puts its convolutions here."""
+        return sublayer(u)
 
     def anchor_bytes(self, context_length: int) -> int:
         """Activations of one block, attention scores included."""
@@ -167,7 +173,7 @@ class Backbone:
         }
 
     def _attention(
-        self, i: int, u: Tensor, context: BlockContext, sees: Visibility, tables: tuple[Tensor, Tensor]
+        self, i: int, context: BlockContext, sees: Visibility, tables: tuple[Tensor, Tensor], u: Tensor
     ) -> Tensor:
         c, w, at = self._c, self._w, f"layers.{i}.self_attn"
         num_anchors, size, _ = u.shape

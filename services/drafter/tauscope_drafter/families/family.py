@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tauscope_drafter.head import Embedding, Head
+from tauscope_drafter.head import Correction, Embedding, Head
 from tauscope_drafter.spec import DrafterSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -55,6 +55,50 @@ class Shared:
     dtype: torch.dtype
     final_norm: Tensor | None = None
     norm_eps: float = 1e-6
+
+
+def previous_tokens(own: Tensor, token_ids: Tensor, anchors: Sequence[int], step: int, *, labels: bool) -> Tensor:
+    """Tokens at anchor + step that a sequential head reads next: its own drafts, or the labels where there are any.
+
+    Args:
+        own: int64 [a], drafts of the step before, in target ids.
+        token_ids: int64 [n], the whole sequence.
+        anchors: positions p of the batch.
+        step: the tokens lie at p + step.
+        labels: take them from the sequence; past its end the drafts are kept, nothing is counted there.
+    """
+    if not labels:
+        return own
+    places = torch.tensor(anchors, device=own.device) + step
+    inside = places < len(token_ids)
+    return torch.where(inside, token_ids[places.clamp_max(len(token_ids) - 1)], own)
+
+
+class Recorder:
+    """Collects the rows of a sequential head, step by step.
+
+    Args:
+        head: ranks, and knows the target ids of draft ids.
+        top_k: ids per row.
+    """
+
+    def __init__(self, head: Head, top_k: int) -> None:
+        self._head, self._top_k = head, top_k
+        self._ids: list[Tensor] = []
+        self._logprobs: list[Tensor] = []
+
+    def step(self, hidden: Tensor, correction: Correction | None = None) -> Tensor:
+        """Rank the rows `hidden` [a, H] of one step; gives the drafts int64 [a] in target ids."""
+        best = self._head.rank(hidden, self._top_k, correction)
+        ids = self._head.to_target(best.ids)
+        self._ids.append(ids)
+        self._logprobs.append(best.logprobs)
+        return ids[:, 0]
+
+    def drafts(self) -> Drafts:
+        """All steps so far."""
+        ids = torch.stack(self._ids, 1)
+        return Drafts(ids[..., 0], ids, torch.stack(self._logprobs, 1))
 
 
 class Context(Protocol):

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-FAMILIES: Final = ("dflash",)
+FAMILIES: Final = ("dflash", "dflash2", "dspark", "domino", "eagle3", "peagle", "mtp", "ngram", "oracle")
 WITHOUT_WEIGHTS: Final = ("ngram", "oracle")

@@ -7,8 +7,7 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Plain RMSNorm: float32 inside, cast back, then times the weight.
 
-    Not the `1 + w` kind of Gemma and Qwen3.5, even where the target uses that (drafters.md 1.3); MTP heads, which do,
-    hand in `1 + w`.
+    Not the `1 + w` kind of Gemma and Qwen3.5, even where the target uses that (drafters.md 1.3).
 
     Args:
         x: [..., H], any floating dtype.
@@ -21,3 +20,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     y = x.float()
     y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
     return weight * y.to(x.dtype)
+
+
+def rms_norm_one_plus(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of the kind `1 + w` (Qwen3.5, Gemma), all in float32, cast back at the end."""
+    y = x.float()
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+    return (y * (1.0 + weight.float())).to(x.dtype)
