@@ -8,20 +8,10 @@ from typing import Any
 from tauscope_client.metrics import Comparison, compare
 from tauscope_client.runs.loading import Run, load_run
 from tauscope_client.runs.manifest import differences
+from tauscope_client.runs.results import COMPARED
 from tauscope_wire.errors import ErrorCode, MismatchError, RequestError
 
-__all__ = ["COMPARED", "Side", "SideBySide", "compare_sides", "parse_side", "reasons_against"]
-
-COMPARED = (
-    "tau",
-    "tau_all_anchors",
-    "accept_rate",
-    "topk_walk_tau_4",
-    "topk_walk_tau_8",
-    "topk_streak_4",
-    "topk_streak_8",
-)
-"""Statistics that are compared; the first is the headline."""
+__all__ = ["Side", "SideBySide", "compare_sides", "parse_side", "reasons_against"]
 
 _MAX_REASONS = 10
 

@@ -221,15 +221,18 @@ class TextJob:
         start = len(self._reference.prompt_ids)
         rows = slice(start - 1, start - 1 + len(self._reference.response_ids))
         logits = receipt.logits
+        following = np.asarray(logits["next_logprobs"], np.float32)
         return TargetView(
             argmax_ids=np.asarray(logits["argmax_ids"], np.int32)[rows],
             top_ids=np.asarray(logits["top_ids"], np.int32)[rows],
             top_logprobs=np.asarray(logits["top_logprobs"], np.float32)[rows],
-            response_logprobs=np.asarray(logits["next_logprobs"], np.float32)[rows],
+            response_logprobs=following[rows],
             facts={
                 "turn_id": self._reference.id,
                 "prompt_sha256": self._reference.prompt_sha256,
                 "digest": receipt.digest,
+                "vocab_size": receipt.model.vocab_size,
+                "prompt_mean_logprob": float(following[: start - 1].mean()) if start > 1 else None,
                 "timing_ms": receipt.timing_ms,
             },
         )

@@ -17,6 +17,7 @@ from tauscope_client.provenance import manifest_of
 from tauscope_client.references.collect import ReferencePlan, collect_references
 from tauscope_client.references.retries import Retries
 from tauscope_client.references.source import ReferenceSource
+from tauscope_client.references.stability import check_stability
 from tauscope_client.runs.cautions import cautions_of
 from tauscope_client.runs.files import write_json, write_text
 from tauscope_client.runs.folder import RunFolder
@@ -44,6 +45,7 @@ class EvalSettings:
         dtype: element type of the hidden states between the services.
         concurrency: texts in flight at the two services, which pack what arrives together.
         tree_budgets: DDTree budgets to walk with; rows that are too narrow to decide one are asked for again.
+        num_repeats: references to ask for again, to see whether the server repeats itself.
         passed: what the user said, for the manifest; no keys in it.
     """
 
@@ -53,6 +55,7 @@ class EvalSettings:
     dtype: WireDtype = "bfloat16"
     concurrency: int = 2
     tree_budgets: tuple[int, ...] = STORED_BUDGETS
+    num_repeats: int = 0
     passed: Mapping[str, Any]
 
     def in_force(self) -> dict[str, Any]:
@@ -133,6 +136,16 @@ def evaluate(
             keep=folder.add_reference,
             progress=progress,
         )
+        stability = folder.stability()
+        if stability is None and settings.num_repeats and references:
+            stability = check_stability(
+                list(references.values()),
+                prompts.records,
+                source,
+                num_asked=settings.num_repeats,
+                progress=progress,
+            )
+            folder.write_stability(stability)
         plan = DraftPlan(
             top_k=settings.top_k,
             dtype=settings.dtype,
@@ -154,7 +167,9 @@ def evaluate(
         measured, incomplete = measure_run(
             folder.path, references, names, tree_budgets=settings.tree_budgets, vocab_size=info.model.vocab_size
         )
-        warnings += work.warnings() + cautions_of(references.values(), measured, incomplete)
+        warnings += work.warnings() + cautions_of(folder.path, references, measured, incomplete)
+        if stability is not None and (caution := stability.caution()) is not None:
+            warnings.append(caution)
         results = results_of(
             measured,
             failures=[failure.to_dict() for failure in failures],

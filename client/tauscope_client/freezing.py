@@ -1,5 +1,6 @@
 """Makes a frozen reference file: finished answers are kept as they come, the finished file is in the prompts' order."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from tauscope_client.failures import Failure
@@ -8,12 +9,28 @@ from tauscope_client.prompts import PromptFile
 from tauscope_client.references.collect import ReferencePlan, collect_references
 from tauscope_client.references.record import Reference
 from tauscope_client.references.source import ReferenceSource
+from tauscope_client.references.stability import Stability, check_stability
 from tauscope_client.references.stored import read_references
 from tauscope_client.runs.files import JsonLines, write_text
 from tauscope_client.target import TargetClient
 from tauscope_wire.errors import ErrorCode, MismatchError
 
-__all__ = ["freeze"]
+__all__ = ["Frozen", "freeze"]
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A frozen reference set.
+
+    Attributes:
+        references: in the order of the prompts.
+        failures: prompts that have none.
+        stability: what asking some of them again gave, None when nothing was asked.
+    """
+
+    references: tuple[Reference, ...]
+    failures: tuple[Failure, ...]
+    stability: Stability | None
 
 
 def freeze(
@@ -24,8 +41,18 @@ def freeze(
     target: TargetClient,
     source: ReferenceSource,
     progress: Progress,
-) -> tuple[list[Reference], list[Failure]]:
+    num_repeats: int = 0,
+) -> Frozen:
     """Write the references of all prompts to `out`, continuing what is there.
+
+    Args:
+        prompts: what to ask.
+        plan: how.
+        out: the file.
+        target: renders the prompts.
+        source: answers them.
+        progress: told of every answer.
+        num_repeats: references to ask for again, to see whether the server repeats itself.
 
     Raises:
         MismatchError: the file there was made with another limit or template.
@@ -57,4 +84,7 @@ def freeze(
         lines.close()
     ordered = list(references.values())
     write_text(out, "".join(reference.model_dump_json(by_alias=True) + "\n" for reference in ordered))
-    return ordered, failures
+    stability = None
+    if num_repeats and ordered:
+        stability = check_stability(ordered, prompts.records, source, num_asked=num_repeats, progress=progress)
+    return Frozen(tuple(ordered), tuple(failures), stability)

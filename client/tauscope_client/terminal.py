@@ -10,7 +10,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tauscope_client.runs.comparison import headline_rows, position_rows, split_rows, used_definitions
+from tauscope_client.runs.comparison import (
+    comparison_lines,
+    headline_rows,
+    position_rows,
+    split_rows,
+    strata_rows,
+    used_definitions,
+)
 from tauscope_client.runs.served import served_lines
 
 __all__ = ["TerminalProgress", "show_results"]
@@ -42,14 +49,18 @@ def show_results(results: Mapping[str, Any], console: Console) -> None:
         table.add_section()
         for row in by_split:
             table.add_row(escape(row.label), *row.cells)
+    for stratum, rows in strata_rows(drafters).items():
+        table.add_section()
+        for row in rows:
+            table.add_row(escape(f"tau, {stratum} {row.label}"), *map(escape, row.cells))
     console.print(table)
-    for line in served_lines(results):
-        console.print(escape(line))
+    for line in [*comparison_lines(results), *served_lines(results)]:
+        console.print(escape(line), soft_wrap=True)
     _show_positions(drafters, console)
     for label, text in used_definitions(results["definitions"]):
-        console.print(f"[bold]{escape(label)}[/bold]: {escape(text)}")
+        console.print(f"[bold]{escape(label)}[/bold]: {escape(text)}", soft_wrap=True)
     for warning in results["warnings"]:
-        console.print(f"[yellow]careful:[/yellow] {escape(warning)}")
+        console.print(f"[yellow]careful:[/yellow] {escape(warning)}", soft_wrap=True)
     for failure in results["failures"]:
         what = f"{failure['id']} ({failure['stage']}): {failure['message']}"
         console.print(f"[red]not evaluated:[/red] {escape(what)}")

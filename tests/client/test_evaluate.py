@@ -15,6 +15,7 @@ from tauscope_client.references.embedded import EmbeddedSource
 from tauscope_client.references.retries import Retries
 from tauscope_client.runs.draft_files import read_drafts
 from tauscope_client.runs.lock import FolderLock
+from tauscope_client.runs.text_checks import is_looping
 from tauscope_wire.errors import GoneError, MismatchError, NotFoundError, RequestError
 
 QUICK = Retries(attempts=2, sleep=lambda _: None)
@@ -266,3 +267,64 @@ def test_trees_that_stored_rows_cannot_decide_are_settled_by_wider_rows(prompts_
         again = run(both, prompts_path, tmp_path / "narrow", narrow)
         assert both.ledger.count("hidden") == 1 and both.ledger.count("generate") == 0
     assert again.results == outcome.results
+
+
+class FickleSource(EmbeddedSource):
+    """A server that changes the fourth token of an answer when it is asked again."""
+
+    name = "fickle"
+
+    def __init__(self, target):
+        super().__init__(target, retries=QUICK)
+        self.asked = set()
+
+    def complete(self, turn):
+        completion = super().complete(turn)
+        if turn.id in self.asked:
+            completion.response_ids[3] += 1
+        self.asked.add(turn.id)
+        return completion
+
+
+def test_a_server_that_does_not_repeat_itself_is_found_out_once(services, prompts_path, tmp_path):
+    settings = EvalSettings(**{**vars(eval_settings("good")), "num_repeats": 2})
+    with services.addresses().open_target() as target:
+        source = FickleSource(target)
+        outcome = run(services, prompts_path, tmp_path / "run", settings, source=source)
+        asked = services.ledger.count("generate")
+        again = run(services, prompts_path, tmp_path / "run", settings, source=source)
+    assert asked == len(PROMPTS) + 2 == services.ledger.count("generate")
+    (warning,) = [w for w in outcome.results["warnings"] if "does not repeat itself" in w]
+    assert "2 of 2 answers" in warning and "'a' from token 3 on" in warning
+    assert again.results == outcome.results
+
+
+def test_strata_and_comparisons_hold_every_round_once(services, prompts_path, tmp_path):
+    results = run(services, prompts_path, tmp_path / "run").results
+    for name, drafter in results["drafters"].items():
+        assert list(drafter["strata"]) == ["split", "category", "context length", "answer position"], name
+        for strata in drafter["strata"].values():
+            assert sum(stratum["num_counted"] for stratum in strata) == drafter["overall"]["counts"]["num_rounds"]
+    (pair,) = results["comparisons"]
+    taus = [results["drafters"][pair[side]]["overall"]["values"]["tau"] for side in ("before", "after")]
+    assert pair["statistics"]["tau"]["difference"]["estimate"] == pytest.approx(taus[1] - taus[0])
+    low, high = (results["drafters"]["good"]["overall"]["intervals"]["tau"][end] for end in ("low", "high"))
+    assert low < taus[0] < high
+
+
+def test_prompts_that_look_random_to_the_target_are_warned_of(prompts_path, tmp_path):
+    # The table target gives -4.0 to every prompt token it would not have chosen: for 128 tokens that is above
+    # 0.8 x ln(128) = 3.88, as random tokens are.
+    with table_services() as both:
+        outcome = run(both, prompts_path, tmp_path / "run")
+    assert any("look like random tokens" in warning for warning in outcome.results["warnings"])
+
+
+def test_an_answer_that_ends_in_a_loop_is_told_from_one_that_lists():
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, 1000, 200).tolist()
+    assert not is_looping(text)
+    assert not is_looping([5] * 40)  # too short to tell
+    assert is_looping([*text, *([7, 8, 9, 10, 11] * 20)])
+    listed = [token for item in range(20) for token in (1, 2, 100 + item, 3)]  # a list whose items differ
+    assert not is_looping([*text, *listed])

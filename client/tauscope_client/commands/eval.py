@@ -22,6 +22,8 @@ from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode
 from tauscope_client.prompts import load_prompts
 from tauscope_client.references.choice import REFERENCE_HELP, parse_reference
 from tauscope_client.references.collect import ReferencePlan
+from tauscope_client.references.embedded import EmbeddedSource
+from tauscope_client.references.source import ReferenceSource
 from tauscope_client.references.stored import StoredSource
 from tauscope_client.terminal import TerminalProgress, show_results, stdout_console
 from tauscope_client.tree_rows import parse_budgets
@@ -29,6 +31,7 @@ from tauscope_client.tree_rows import parse_budgets
 __all__ = ["evaluate_command"]
 
 DEFAULT_MAX_NEW_TOKENS = 512
+DEFAULT_REPEATS = 2
 DEFAULT_TAIL_TOKENS = 16
 """One block of the usual drafters: what the unclipped tau needs past the end."""
 
@@ -76,6 +79,14 @@ def evaluate_command(
     reference_concurrency: Annotated[
         int, typer.Option(min=1, max=64, help="Answers in flight; above 1 greedy text may change under load.")
     ] = 1,
+    check_references: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="References to ask for again, does the server repeat itself? [default: 2 of another server]",
+            show_default=False,
+        ),
+    ] = None,
     max_turns: Annotated[
         int | None, typer.Option(min=1, help="Turns of a conversation that count. [default: all]", show_default=False)
     ] = None,
@@ -116,6 +127,7 @@ def evaluate_command(
                 dtype=dtype.value,
                 concurrency=concurrency,
                 tree_budgets=budgets,
+                num_repeats=repeats_of(source, check_references),
                 passed={
                     "prompts": str(prompts),
                     "drafters": list(drafter),
@@ -138,6 +150,15 @@ def evaluate_command(
     console.print(f"run folder: {outcome.path}", soft_wrap=True, markup=False)
     if outcome.failures:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def repeats_of(source: ReferenceSource, asked: int | None) -> int:
+    """References to ask for again: what was asked for, else a few of a server; a file cannot answer otherwise."""
+    if isinstance(source, StoredSource):
+        return 0
+    if asked is not None:
+        return asked
+    return 0 if isinstance(source, EmbeddedSource) else DEFAULT_REPEATS
 
 
 evaluate_command.__doc__ = f"{evaluate_command.__doc__}\n\n{EXIT_CODES_HELP}"

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tauscope_client.addresses import DEFAULT_DRAFTER_URL, Addresses
-from tauscope_client.commands.eval import DEFAULT_MAX_NEW_TOKENS, DEFAULT_TAIL_TOKENS
+from tauscope_client.commands.eval import DEFAULT_MAX_NEW_TOKENS, DEFAULT_TAIL_TOKENS, repeats_of
 from tauscope_client.commands.options import TARGET_DEFAULT, Key, TargetUrl, TemplateKwargs, parse_template_kwargs
 from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode
 from tauscope_client.freezing import freeze
@@ -30,6 +30,9 @@ def references_command(
     reference_concurrency: Annotated[
         int, typer.Option(min=1, max=64, help="Answers in flight; above 1 greedy text may change under load.")
     ] = 1,
+    check_references: Annotated[
+        int | None, typer.Option(min=0, help="References to ask for again. [default: 2 of another server]")
+    ] = None,
     max_turns: Annotated[int | None, typer.Option(min=1, help="Turns of a conversation. [default: all]")] = None,
     template_kwargs: TemplateKwargs = "{}",
     reference_model: Annotated[str | None, typer.Option(help="Model name at a server that serves several.")] = None,
@@ -52,12 +55,23 @@ def references_command(
     with Addresses(target, DEFAULT_DRAFTER_URL, key).open_target() as client:
         client.info()
         with choice.open(client) as source, TerminalProgress() as progress:
-            references, failures = freeze(file, plan, out, target=client, source=source, progress=progress)
-    tokens = sum(len(one.response_ids) for one in references)
-    stdout_console().print(
-        f"{out}: {len(references)} references, {tokens} response tokens", markup=False, soft_wrap=True
-    )
-    if failures:
+            frozen = freeze(
+                file,
+                plan,
+                out,
+                target=client,
+                source=source,
+                progress=progress,
+                num_repeats=repeats_of(source, check_references),
+            )
+    tokens = sum(len(one.response_ids) for one in frozen.references)
+    console = stdout_console()
+    console.print(f"{out}: {len(frozen.references)} references, {tokens} response tokens", markup=False, soft_wrap=True)
+    if frozen.stability is not None:
+        caution = frozen.stability.caution()
+        said = f"careful: {caution}" if caution else f"{frozen.stability.num_asked} asked again, all came back the same"
+        console.print(said, markup=False, soft_wrap=True)
+    if frozen.failures:
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 

@@ -4,7 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HEADLINES", "Row", "headline_rows", "position_rows", "split_rows", "used_definitions"]
+__all__ = [
+    "HEADLINES",
+    "Row",
+    "comparison_lines",
+    "headline_rows",
+    "number",
+    "position_rows",
+    "split_rows",
+    "strata_rows",
+    "used_definitions",
+    "with_interval",
+]
 
 
 @dataclass(frozen=True)
@@ -50,12 +61,24 @@ def number(value: float | None, *, is_share: bool = False) -> str:
     return f"{value:.1%}" if is_share else f"{value:.3f}"
 
 
+def with_interval(part: Mapping[str, Any], name: str, *, is_share: bool = False) -> str:
+    """A value with its interval, `5.078 (4.1 to 6.2)`; without one where there is none."""
+    text = number(part["values"].get(name), is_share=is_share)
+    interval = part.get("intervals", {}).get(name)
+    if interval is None or interval["low"] is None or interval["high"] is None:
+        return text
+    ends = (f"{interval[end]:.0%}" if is_share else f"{interval[end]:.2f}" for end in ("low", "high"))
+    return f"{text} ({' to '.join(ends)})"
+
+
 def headline_rows(drafters: Mapping[str, Any]) -> list[Row]:
-    """Headline numbers over all prompts."""
+    """Headline numbers over all prompts, each with its interval."""
     overall = [drafter["overall"] for drafter in drafters.values()]
+    trees = [name for name in (overall[0]["values"] if overall else ()) if name.startswith("ddtree_tau_")]
+    lines = [*HEADLINES, *(Headline(name, f"DDTree tau, {name.rsplit('_', 1)[1]} nodes") for name in trees)]
     rows = [
-        Row(line.label, tuple(number(part["values"].get(line.name), is_share=line.is_share) for part in overall))
-        for line in HEADLINES
+        Row(line.label, tuple(with_interval(part, line.name, is_share=line.is_share) for part in overall))
+        for line in lines
     ]
     rows.append(Row("rounds", tuple(str(part["counts"]["num_rounds"]) for part in overall)))
     return rows
@@ -70,10 +93,55 @@ def split_rows(drafters: Mapping[str, Any]) -> list[Row]:
     return [
         Row(
             f"tau, {split} ({first['splits'][split]['counts']['num_prompts'] if first else 0} prompts)",
-            tuple(number(drafter["splits"][split]["values"]["tau"]) for drafter in drafters.values()),
+            tuple(with_interval(drafter["splits"][split], "tau") for drafter in drafters.values()),
         )
         for split in splits
     ]
+
+
+def strata_rows(drafters: Mapping[str, Any], *, skip: Sequence[str] = ("split",)) -> dict[str, list[Row]]:
+    """Tau by every stratum: stratum name -> one row a label."""
+    found: dict[str, list[Row]] = {}
+    first = next(iter(drafters.values()), None)
+    for name, strata in (first["strata"] if first else {}).items():
+        if name in skip or len(strata) < 2:
+            continue
+        by_drafter = [{one["label"]: one for one in drafter["strata"].get(name, [])} for drafter in drafters.values()]
+        labels = list(dict.fromkeys(label for table in by_drafter for label in table))
+        found[name] = [Row(label, tuple(_stratum_cell(table.get(label)) for table in by_drafter)) for label in labels]
+    return found
+
+
+def _stratum_cell(stratum: Mapping[str, Any] | None) -> str:
+    if stratum is None or stratum["estimate"] is None:
+        return "–"
+    text = f"{stratum['estimate']:.2f}"
+    if stratum["low"] is not None and stratum["high"] is not None:
+        text += f" ({stratum['low']:.1f} to {stratum['high']:.1f})"
+    return f"{text}, {stratum['num_prompts']} prompts"
+
+
+def comparison_lines(results: Mapping[str, Any]) -> list[str]:
+    """One sentence for each pair of drafters: the paired difference of tau, and what it means."""
+    lines = []
+    for pair in results.get("comparisons", []):
+        tau = pair["statistics"]["tau"]
+        interval = tau["difference"]
+        if interval["low"] is None or interval["high"] is None:
+            lines.append(f"{pair['after']} against {pair['before']}: cannot tell, too few prompts")
+            continue
+        verdict = {
+            "the second is better": f"{pair['after']} is better",
+            "the first is better": f"{pair['before']} is better",
+        }.get(tau["verdict"], tau["verdict"])
+        smallest = tau["minimum_detectable"]
+        detectable = "" if smallest is None else f"; the smallest difference so many prompts find: {smallest:.2f}"
+        lines.append(
+            f"{pair['after']} against {pair['before']}: tau {interval['estimate']:+.3f} "
+            f"({interval['low']:+.2f} to {interval['high']:+.2f}, paired by prompt, better on {tau['wins_after']}, "
+            f"worse on {tau['wins_before']}): {verdict}{detectable}"
+        )
+    return lines
 
 
 def position_rows(drafter: Mapping[str, Any]) -> list[Row]:

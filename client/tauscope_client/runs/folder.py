@@ -6,6 +6,7 @@ texts.jsonl                      the same turns as pieces of text, for the repor
 target/<prompt>.npz              the target's own choice at each response position
 drafts/<drafter>/<prompt>.npz    the drafts at every anchor
 trees/<drafter>/<prompt>.npz     wider rows at anchors whose trees the drafts cannot decide
+stability.json                   whether the reference server repeats itself
 failures.json                    prompts that could not be evaluated, and why
 results.json, summary.md         the numbers
 """
@@ -18,6 +19,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from tauscope_client.references.record import Reference
+from tauscope_client.references.stability import Stability
 from tauscope_client.runs.files import JsonLines, write_json
 from tauscope_client.runs.lock import FolderLock
 from tauscope_client.runs.manifest import Manifest
@@ -136,6 +138,15 @@ class RunFolder:
     def target_path(self, turn_id: str) -> Path:
         """Where the target's own choices on one turn are."""
         return target_path(self.path, turn_id)
+
+    def stability(self) -> Stability | None:
+        """What asking the reference server again gave, None when it was not asked."""
+        path = self.path / "stability.json"
+        return Stability.from_dict(json.loads(path.read_bytes())) if path.exists() else None
+
+    def write_stability(self, stability: Stability) -> None:
+        """Write `stability.json`."""
+        write_json(self.path / "stability.json", stability.to_dict())
 
     def write_failures(self, failures: list[dict[str, Any]]) -> None:
         """Write `failures.json`, or remove it when nothing failed."""

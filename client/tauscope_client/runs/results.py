@@ -1,21 +1,51 @@
-"""`results.json`: every number of a run under its own name, and what to be careful about.
+"""`results.json`: every number of a run under its own name, how far it may be off, and what to be careful about.
 
 {"schema": "tauscope.results/1",
  "num_prompts": .., "failures": [..], "warnings": [..], "definitions": {name: text},
  "served": {"engine", "num_prompts", "verify_steps", "tau", "predicted": {drafter: {"tau", "num_rounds"}}} or null,
- "drafters": {name: {"overall": {values, curves, histograms, counts},
+ "comparisons": [{"before": drafter, "after": drafter, "statistics": {name: paired comparison}}, ..],
+ "drafters": {name: {"overall": {values, intervals, curves, histograms, counts},
                      "splits": {split: the same},
+                     "strata": {tag or "context length" or "answer position": [{label, estimate, low, high, ..}, ..]},
                      "prompts": [{prompt_id, tags, anchors, accepted, emitted, drafted, values}, ..]}}}
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from tauscope_client.metrics import DEFINITIONS, PromptResult, pool
+from tauscope_client.metrics import (
+    DEFINITIONS,
+    PromptResult,
+    Stratum,
+    by_answer_position,
+    by_context_length,
+    by_tag,
+    compare,
+    intervals_of,
+    pool,
+)
 
-__all__ = ["RESULTS_SCHEMA", "results_of"]
+__all__ = ["ANSWER_POSITION", "COMPARED", "CONTEXT_LENGTH", "RESULTS_SCHEMA", "results_of"]
 
 RESULTS_SCHEMA = "tauscope.results/1"
+
+COMPARED = (
+    "tau",
+    "tau_all_anchors",
+    "accept_rate",
+    "topk_walk_tau_4",
+    "topk_walk_tau_8",
+    "topk_streak_4",
+    "topk_streak_8",
+)
+"""Statistics that are compared between drafters; the first is the headline."""
+
+CONTEXT_LENGTH = "context length"
+ANSWER_POSITION = "answer position"
+
+MAX_VALUES_OF_A_TAG = 40
+"""A tag with more values than this names prompts, not strata."""
 
 
 def results_of(
@@ -25,7 +55,7 @@ def results_of(
     warnings: Sequence[str],
     served: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Pool the measured prompts of each drafter, overall and by split.
+    """Pool the measured prompts of each drafter: overall, by split, and by every other stratum.
 
     Args:
         measured: drafter name -> its prompts, the same prompts in the same order for every drafter.
@@ -42,20 +72,64 @@ def results_of(
         "failures": [dict(failure) for failure in failures],
         "warnings": list(warnings),
         "served": None if served is None else dict(served),
+        "comparisons": _comparisons(measured) if num_prompts else [],
         "drafters": drafters,
         "definitions": dict(DEFINITIONS),
     }
 
 
+def strata_tags(prompts: Sequence[PromptResult]) -> list[str]:
+    """Tags that divide the prompts into few groups, in the order they appear."""
+    tags = list(dict.fromkeys(tag for prompt in prompts for tag in prompt.tags))
+    found = []
+    for tag in tags:
+        num_values = len({prompt.tags.get(tag) for prompt in prompts})
+        if 2 <= num_values <= MAX_VALUES_OF_A_TAG and (num_values < len(prompts) or tag == "split"):
+            found.append(tag)
+    return found
+
+
 def _drafter(prompts: Sequence[PromptResult]) -> dict[str, Any]:
     splits = list(dict.fromkeys(prompt.tags["split"] for prompt in prompts))
+    strata: dict[str, Sequence[Stratum]] = {tag: by_tag(prompts, tag) for tag in strata_tags(prompts)}
+    strata[CONTEXT_LENGTH] = by_context_length(prompts)
+    strata[ANSWER_POSITION] = by_answer_position(prompts)
     return {
         "overall": _pooled(prompts),
         "splits": {split: _pooled([p for p in prompts if p.tags["split"] == split]) for split in splits},
+        "strata": {name: [stratum.to_dict() for stratum in found] for name, found in strata.items()},
         "prompts": [prompt.to_dict() for prompt in prompts],
     }
 
 
 def _pooled(prompts: Sequence[PromptResult]) -> dict[str, Any]:
     summary = pool(prompts).to_dict()
-    return {name: summary[name] for name in ("values", "curves", "histograms", "counts")}
+    ratios = {name for prompt in prompts for name in prompt.ratios}
+    names = [name for name in summary["values"] if name in ratios]
+    intervals = {name: interval.to_dict() for name, interval in intervals_of(prompts, names).items()}
+    return {
+        "values": summary["values"],
+        "intervals": intervals,
+        "curves": summary["curves"],
+        "histograms": summary["histograms"],
+        "counts": summary["counts"],
+    }
+
+
+def _comparisons(measured: Mapping[str, Sequence[PromptResult]]) -> list[dict[str, Any]]:
+    """Each drafter with the one before it, and the last with the first."""
+    names = list(measured)
+    pairs = list(pairwise(names))
+    if len(names) > 2:
+        pairs.append((names[0], names[-1]))
+    return [
+        {
+            "before": before,
+            "after": after,
+            "statistics": {
+                name: one.to_dict()
+                for name, one in compare(measured[before], measured[after], statistics=COMPARED).items()
+            },
+        }
+        for before, after in pairs
+    ]

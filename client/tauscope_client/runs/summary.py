@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tauscope_client.runs.comparison import Row, headline_rows, position_rows, split_rows, used_definitions
+from tauscope_client.runs.comparison import (
+    Row,
+    comparison_lines,
+    headline_rows,
+    position_rows,
+    split_rows,
+    strata_rows,
+    used_definitions,
+)
 from tauscope_client.runs.manifest import Manifest
 from tauscope_client.runs.served import served_lines
 
@@ -27,8 +35,10 @@ def summary_markdown(results: Mapping[str, Any], manifest: Manifest) -> str:
     lines += [f"> **Careful:** {_cell(warning)}" for warning in results["warnings"]]
     lines += [""] if results["warnings"] else []
     lines += _table(["", *names], headline_rows(drafters) + split_rows(drafters))
-    for line in served_lines(results):
+    for line in [*comparison_lines(results), *served_lines(results)]:
         lines += ["", f"{_cell(line[0].upper() + line[1:])}."]
+    for stratum, rows in strata_rows(drafters).items():
+        lines += ["", f"Tau by {_cell(stratum)}:", "", *_table(["", *names], rows)]
     for name in names:
         rows = position_rows(drafters[name])
         width = len(rows[0].cells) if rows else 0
