@@ -271,7 +271,7 @@ def _parse_address(base_url: str) -> tuple[str, str | None]:
         raise RequestError("the address of the service is not a URL; give http://HOST:PORT") from None
     if url.userinfo:
         raise RequestError("the address of the service holds a user name or password; give the key as a key instead")
-    if url.scheme == "unix" and url.path.startswith("/"):
+    if url.scheme == "unix" and not url.host and len(url.path) > 1:
         return "http://localhost", url.path
     if url.scheme not in ("http", "https") or not url.host:
         raise RequestError(f"{base_url}: not an address of a service; give http://HOST:PORT or unix:///PATH")

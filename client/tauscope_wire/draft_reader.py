@@ -90,6 +90,12 @@ class DraftReader:
                 f"{drafter.name!r} came, {self._expect.drafter!r} was asked for",
                 ErrorCode.LABEL_MISMATCH,
             )
+        if self._expect.conditions is not None and drafter.conditions != self._expect.conditions:
+            raise self._parser.fail(
+                f"{where}.conditions",
+                f"{drafter.conditions or 'none'} were in force, {dict(self._expect.conditions) or 'none'} asked for",
+                ErrorCode.LABEL_MISMATCH,
+            )
         if not 1 <= drafter.drafts <= MAX_DRAFTS:
             raise self._parser.fail(
                 f"{where}.drafts", f"{drafter.drafts} is outside of 1..{MAX_DRAFTS}", ErrorCode.LABEL_MISMATCH

@@ -1,8 +1,8 @@
 """What a caller asked for, in the form the reader compares an answer with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.layers import FINAL_NORM, Plane
@@ -58,6 +58,7 @@ class DraftExpectation:
     drafter: str | None = None
     anchors: Sequence[int] | None = None
     top_k: int | None = None
+    conditions: Mapping[str, Any] | None = None
 
     @classmethod
     def of_request(cls, request: DraftRequest) -> "DraftExpectation":
@@ -65,4 +66,5 @@ class DraftExpectation:
         anchors: Sequence[int] = request.anchors if not isinstance(request.anchors, str) else ()
         if request.anchors == "response":
             anchors = range(request.response_start, len(request.token_ids) - 1)
-        return cls(drafter=request.drafter, anchors=anchors, top_k=request.top_k)
+        conditions = {} if request.conditions is None else request.conditions.in_force()
+        return cls(drafter=request.drafter, anchors=anchors, top_k=request.top_k, conditions=conditions)

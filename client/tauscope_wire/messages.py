@@ -329,6 +329,51 @@ class HiddenInline(Request):
     dtype: WireDtype
 
 
+Place = Annotated[int, Field(ge=0)]
+
+
+class DraftConditions(Request):
+    """Deviations from what a drafter declares, for diagnosis (`tauscope probe`); a field left out means as declared.
+
+    Changes of the states apply in this order: planes by `taps`, noise, swaps, means, zeros, norms. Places count the
+    drafter's list of taps from 0.
+
+    Attributes:
+        taps: canonical ids of the planes read in place of the declared ones, as many.
+        context_shift: -1 ends the context one position earlier, +1 lets it include the anchor's own state.
+        layout: read the block this way.
+        rope_theta: base of the drafter's rotary embedding.
+        plain_rope: leave the declared scaling (yarn, linear, llama3) of the rotary embedding out.
+        sliding_window: window of the layers that slide, or of all layers where none does; 0 is full attention.
+        causal: whether a row of the block sees only the rows up to itself, in every layer.
+        noise: standard deviation of Gaussian noise on every state, relative to the rms of its row.
+        noise_seed: of that noise; the same seed gives the same noise at the same position and place.
+        swap_taps: pairs of places whose planes change places.
+        mean_taps: places whose rows become the mean over the positions of the context.
+        zero_taps: places whose rows become zero.
+        state_norm: `rms` scales every row of every plane to rms 1; `final_norm` applies the target's final norm to the
+            plane of the deepest layer.
+    """
+
+    taps: Annotated[list[Annotated[int, Field(ge=-1)]], Field(min_length=1, max_length=256)] | None = None
+    context_shift: Annotated[int, Field(ge=-1, le=1)] = 0
+    layout: Literal["fill-in", "anchor-first"] | None = None
+    rope_theta: Annotated[float, Field(gt=1)] | None = None
+    plain_rope: bool = False
+    sliding_window: Annotated[int, Field(ge=0)] | None = None
+    causal: bool | None = None
+    noise: Annotated[float, Field(ge=0, le=10)] = 0.0
+    noise_seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+    swap_taps: Annotated[list[tuple[Place, Place]], Field(max_length=256)] = Field(default_factory=list)
+    mean_taps: Annotated[list[Place], Field(max_length=256)] = Field(default_factory=list)
+    zero_taps: Annotated[list[Place], Field(max_length=256)] = Field(default_factory=list)
+    state_norm: Literal["rms", "final_norm"] | None = None
+
+    def in_force(self) -> dict[str, Any]:
+        """JSON-ready: the fields that deviate; empty when everything is as declared."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
 class DraftRequest(Request):
     """`POST /draft_block`.
 
@@ -341,6 +386,7 @@ class DraftRequest(Request):
         top_k: ids and log-probs per row, sorted by (logit descending, id ascending).
         labels: sequential heads take the labels (next tokens of the sequence) as previous tokens instead of their own
             drafts.
+        conditions: draft under these instead of what the drafter declares; the answer says so.
     """
 
     drafter: str
@@ -350,6 +396,7 @@ class DraftRequest(Request):
     anchors: Literal["response"] | list[Annotated[int, Field(ge=1)]] = "response"
     top_k: Annotated[int, Field(ge=1, le=1024)] = 8
     labels: bool = False
+    conditions: DraftConditions | None = None
     deadline_s: Annotated[float, Field(gt=0)] | None = None
 
 

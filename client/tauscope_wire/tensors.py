@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.layers import Plane
@@ -86,7 +86,11 @@ class HiddenAnswer:
 
 
 class DrafterSummary(Answer):
-    """The drafter that made an answer, and what is doubtful about the pairing (`warnings`)."""
+    """The drafter that made an answer, and what is doubtful about the pairing (`warnings`).
+
+    `conditions` holds what deviated from the drafter's declaration (`DraftConditions.in_force`); it is written only
+    when something did. `layout`, `drafts` and `taps` are those in force.
+    """
 
     name: str
     family: str
@@ -96,6 +100,14 @@ class DrafterSummary(Answer):
     taps: list[int]
     sha256: str
     warnings: list[str] = Field(default_factory=list)
+    conditions: dict[str, Any] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_empty_conditions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = plain(self)
+        if not self.conditions:
+            fields.pop("conditions", None)
+        return fields
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
