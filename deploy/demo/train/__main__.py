@@ -3,9 +3,12 @@ FILE]``.
 """
 
 import argparse
+import subprocess
 import sys
 import time
 from pathlib import Path
+
+from deploy.demo.train.settings import PLANS
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -14,9 +17,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--work", type=Path, required=True, help="folder for results; an interrupted run is taken up there"
     )
-    parser.add_argument("--plan", choices=["full", "rehearsal", "smoke"], default="full")
+    parser.add_argument("--plan", choices=list(PLANS), default="full")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--deadline", type=float, help="seconds after which no phase is started")
+    parser.add_argument("--only", nargs="+", help="run only these phases, on what earlier ones left in the work folder")
     parser.add_argument("--archive", type=Path, help="write the bundle as FILE.000, FILE.001, .. after every phase")
     return parser.parse_args(arguments)
 
@@ -26,12 +30,23 @@ def main(arguments: list[str] | None = None) -> int:
     start = time.monotonic()
     options = parse(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
+    making_data = None
+    if not (options.work / "data" / "record.json").exists():
+        command = [
+            sys.executable,
+            "-m",
+            "deploy.demo.train.prepare",
+            "--work",
+            str(options.work),
+            "--plan",
+            options.plan,
+        ]
+        making_data = subprocess.Popen(command)
     if options.device == "cuda":
         from deploy.demo.train.kernels import pin_autotuners
 
         pin_autotuners()  # before anything imports fla
     from deploy.demo.train.phases import Recipe
-    from deploy.demo.train.settings import full_plan, rehearsal_plan, smoke_plan
 
     with (options.work / "run.log").open("a", encoding="utf-8") as file:
 
@@ -42,12 +57,14 @@ def main(arguments: list[str] | None = None) -> int:
             file.flush()
 
         recipe = Recipe(
-            {"full": full_plan, "rehearsal": rehearsal_plan, "smoke": smoke_plan}[options.plan](),
+            PLANS[options.plan](),
             options.work,
             device=options.device,
             log=log,
             deadline_s=options.deadline,
             archive_to=options.archive,
+            only=tuple(options.only) if options.only else None,
+            wait_for_data=making_data.wait if making_data else None,
             start=start,
         )
         return 0 if recipe.run() else 1

@@ -12,6 +12,8 @@ from deploy.demo.train.fit import Log
 from deploy.demo.train.settings import SEED
 
 FEATURE_BATCH = 256
+MAX_GRID = 65_535
+"""CUDA's limit on the second grid axis: fla launches one block per sequence and value head there."""
 MAX_REPEATED_LINES = 2
 """How often one line of 12 characters or more may occur in an answer before it counts as a loop."""
 MIN_LOOP_LINE_CHARS = 12
@@ -52,6 +54,7 @@ def generate(
     Prompts are sorted by length and left-padded within a batch; a batch of one is not padded, which is the exact form.
     """
     device = next(model.parameters()).device
+    batch = min(batch, MAX_GRID // getattr(model.config, "linear_num_value_heads", 1))
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     answers: dict[int, Answer] = {}
     for start in range(0, len(order), batch):

@@ -31,18 +31,21 @@ def pair_section(title: str, record: dict[str, Any]) -> list[str]:
     out = [f"## {title}"]
     target = record.get("target")
     if target:
-        main, polish = target["main"], target["polish"]
-        before, after = target["validation_before_polish"], target["validation"]
+        main, polish, own = target["main"], target.get("polish"), target.get("own_answers_before_polish")
         out.append(
             f"Target: {target['parameters']:,} parameters; {main['steps']} steps, {main['tokens'] / 1e6:.1f} M tokens "
             f"in {main['seconds']} s (epochs: {main['epochs']['broad']} of all rows, {main['epochs']['short']} of the "
-            f"short ones), then {polish['steps']} steps, {polish['tokens'] / 1e6:.1f} M tokens in {polish['seconds']} "
-            f"s on its own clean answers. Last losses {main['final_loss']} and {polish['final_loss']}. Held-out: "
-            f"NLL {after['nll']}, accuracy {after['accuracy']} (before the last stage {before['nll']}, "
-            f"{before['accuracy']}). Before the last stage {target['own_answers_before_polish']['ended']:.1%} of its "
-            f"greedy answers to training prompts ended and {target['own_answers_before_polish']['clean']:.1%} were "
-            "clean."
+            f"short ones), last loss {main['final_loss']}. Held-out answers: NLL {target['validation']['nll']}, "
+            f"accuracy {target['validation']['accuracy']}."
         )
+        if polish and own:
+            before = target["validation_before_polish"]
+            out.append(
+                f"Last stage: {polish['steps']} steps, {polish['tokens'] / 1e6:.1f} M tokens in {polish['seconds']} s "
+                f"({polish['epochs']} epochs) on its own clean answers to {own['prompts']} training prompts, of which "
+                f"{own['ended']:.1%} ended and {own['clean']:.1%} were clean; the others were replaced by the human "
+                f"answers. Before it: NLL {before['nll']}, accuracy {before['accuracy']}."
+            )
     answers = record.get("answers")
     if answers:
         out.append(
@@ -98,7 +101,7 @@ def render_card(record: dict[str, Any]) -> str:
     )
     if "kernel_gradient_error" in record:
         out.append(f"Relative error of the kernels' gradients against float32: {record['kernel_gradient_error']}.")
-    if "pair" in record:
+    if record.get("pair"):
         out += pair_section("Hybrid pair", record["pair"])
     if record.get("plain_pair"):
         out += pair_section("Full-attention pair", record["plain_pair"])

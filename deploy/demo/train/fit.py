@@ -145,5 +145,5 @@ def fit(
             record.curve.append((record.steps, round(loss.item(), 4)))
             if record.steps % (4 * report_every) == 0:
                 log(f"  {name}: step {record.steps}, loss {record.curve[-1][1]:.3f}, {100 * progress:.0f} %")
-    record.seconds, record.final_loss = clock() - start, float(loss)
+    record.seconds, record.final_loss = clock() - start, float(loss.detach())
     return record

@@ -5,6 +5,7 @@ parts.
 import io
 import json
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +180,14 @@ class PartWriter(io.RawIOBase):
         return size
 
 
-def archive(folder: Path, destination: Path, *, part_bytes: int) -> None:
-    """Pack a folder into ``destination.000`` and so on; ``cat destination.* | tar x`` unpacks it. Written anew each
-    time.
+def archive(paths: Sequence[Path], destination: Path, *, part_bytes: int) -> None:
+    """Pack files and folders into ``destination.000`` and so on; ``cat destination.* | tar x`` unpacks. Written anew
+    each time.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     for old in destination.parent.glob(destination.name + ".*"):
         old.unlink()
     with tarfile.open(fileobj=PartWriter(destination, part_bytes), mode="w|", bufsize=1 << 20) as tar:
-        tar.add(folder, arcname=folder.name)
+        for path in paths:
+            if path.exists():
+                tar.add(path, arcname=path.name)

@@ -18,7 +18,7 @@ from deploy.demo.train.networks.dflash import DFlash
 from deploy.demo.train.packing import dflash_config, save_checkpoint, save_tensors
 from deploy.demo.train.rows import Dataset, Encoded
 from deploy.demo.train.settings import SEED, Budget, DrafterShape, Plan, TargetShape
-from deploy.demo.train.target_training import train_target
+from deploy.demo.train.target_training import TargetTrainer, train_main, train_polish, validate
 from deploy.demo.train.tokenization import save_tokenizer
 
 DEMO_TRAIN_PROMPTS = 5
@@ -45,19 +45,27 @@ class PairRun:
     shape: TargetShape
     drafter: DrafterShape
     plan: Plan
-    data: Dataset
     folder: Path
     cache: Path
     device: str
     log: Log
+    dataset: Dataset | None = None
     record: dict[str, Any] = field(default_factory=dict)
     model: Any = None
+    trainer: TargetTrainer | None = None
     answers: list[Answer] = field(default_factory=list)
     heldout: list[Answer] = field(default_factory=list)
     heldout_items: list[Encoded] = field(default_factory=list)
     demo: list[DemoPrompt] = field(default_factory=list)
     features: Prefill | None = None
     heldout_features: Prefill | None = None
+
+    @property
+    def data(self) -> Dataset:
+        """The dataset, which the data phase provides."""
+        if self.dataset is None:
+            raise RuntimeError("there is no dataset: the data phase has to run first")
+        return self.dataset
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,28 +88,51 @@ class PairRun:
         wanted = {i for s in shapes for i in s.taps}
         return tuple(sorted(wanted | ({i + 1 for i in plan.small.taps} if self.shape.kind == "hybrid" else set())))
 
-    def make_target(self, budget: Budget, *, reference_delta_rule: bool) -> None:
-        """Train the target, or load it when an earlier run has saved it."""
-        folder = self.folder / "target"
-        if (folder / "config.json").exists():
+    def warm_up(self, *, reference_delta_rule: bool) -> None:
+        """Build the target's trainer and compile what it needs, while the data are still being made."""
+        self.trainer = TargetTrainer(
+            self.shape, self.plan, device=self.device, log=self.log, reference_delta_rule=reference_delta_rule
+        )
+        self.trainer.capture()
+
+    def make_target(self, budget: Budget) -> None:
+        """Train the target's first two stages, or load it when an earlier run has saved it."""
+        if (self.folder / "target" / "config.json").exists():
             import transformers
 
-            self.model = (
-                transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype).to(self.device).eval()
-            )
+            factory = transformers.AutoModelForCausalLM
+            self.model = factory.from_pretrained(self.folder / "target", dtype=self.dtype).to(self.device).eval()
+            self.trainer = None
             self.log("  target: loaded from an earlier run")
             return
-        self.model, self.record["target"] = train_target(
-            self.shape,
-            self.data,
-            self.plan,
-            budget=budget,
-            device=self.device,
-            log=self.log,
-            reference_delta_rule=reference_delta_rule,
+        if self.trainer is None:
+            self.warm_up(reference_delta_rule=False)
+        assert self.trainer is not None
+        main = train_main(self.trainer, self.data, self.plan, budget=budget, device=self.device)
+        parameters = sum(p.numel() for p in self.trainer.model.parameters())
+        self.record["target"] = {"parameters": parameters, "main": main}
+        self.save_target()
+
+    def polish_target(self, budget: Budget) -> None:
+        """The third stage; nothing to do for a target that was loaded."""
+        if self.trainer is None:
+            return
+        record, own = train_polish(
+            self.trainer, self.model, self.data, self.plan, budget=budget, device=self.device, log=self.log
         )
-        self.model.save_pretrained(folder, max_shard_size=self.plan.shard_bytes)
-        save_tokenizer(self.data.tokenizer, folder)
+        target = self.record["target"]
+        target.update(polish=record, own_answers_before_polish=own, validation_before_polish=target["validation"])
+        self.save_target()
+        self.trainer = None
+
+    def save_target(self) -> None:
+        """Freeze the trained target for inference, validate and save it."""
+        assert self.trainer is not None
+        self.model = self.trainer.frozen()
+        self.record["target"]["validation"] = validate(self.model, self.data.validation)
+        self.log(f"  held-out answers: {self.record['target']['validation']}")
+        self.model.save_pretrained(self.folder / "target", max_shard_size=self.plan.shard_bytes)
+        save_tokenizer(self.data.tokenizer, self.folder / "target")
 
     def make_answers(self, count: int) -> None:
         """Answer training prompts (for the drafters), held-out prompts (for tau) and the demo's prompts (stored with
@@ -135,7 +166,7 @@ class PairRun:
             "heldout_ended": share([a.has_ended for a in self.heldout]),
             "heldout_clean": share(
                 [
-                    a.has_ended and is_clean(text, task=i.pair.task)
+                    a.has_ended and is_clean(text, task=i.task)
                     for a, text, i in zip(self.heldout, texts, self.heldout_items, strict=True)
                 ]
             ),
@@ -150,9 +181,9 @@ class PairRun:
         seen = [
             i
             for i, a in zip(take(self.data.train, len(self.answers)), self.answers, strict=False)
-            if a.has_ended and i.pair.task != "docstring" and len(a.response) >= self.plan.drafter.block
+            if a.has_ended and i.task != "docstring" and len(a.response) >= self.plan.drafter.block
         ][:DEMO_TRAIN_PROMPTS]
-        wanted = [("fresh", pair) for pair in FRESH_PROMPTS] + [("train", i.pair) for i in seen]
+        wanted = [("fresh", pair) for pair in FRESH_PROMPTS] + [("train", Pair(i.task, i.user, "")) for i in seen]
         limit = DEMO_NEW_TOKENS if self.plan.name == "full" else self.plan.max_new_tokens
         prompts = [self.data.tokenizer.encode(render(pair.user)).ids for _, pair in wanted]
         answers = generate(self.model, prompts, max_new_tokens=limit, batch=batch)
@@ -273,7 +304,7 @@ class PairRun:
                 "heldout": summarise(heldout, block),
             }
             for task in TASKS:
-                chosen = [r for r, i in zip(heldout, self.heldout_items, strict=True) if i.pair.task == task]
+                chosen = [r for r, i in zip(heldout, self.heldout_items, strict=True) if i.task == task]
                 result[name][f"heldout_{task}"] = summarise(chosen, block)
             self.log(f"  {name}: tau {[(k, v['tau_pooled'], v['interval_95']) for k, v in result[name].items()]}")
         result["prompts"] = [

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from deploy.demo.train.card import write_card
 from deploy.demo.train.chat import FRESH_PROMPTS
-from deploy.demo.train.corpus import collect
 from deploy.demo.train.fit import Log
 from deploy.demo.train.packing import archive, write_json
 from deploy.demo.train.pair import DEMO_TRAIN_PROMPTS, PairRun
 from deploy.demo.train.planted import DEFECTS, make_dspark, make_eagle3, make_planted
-from deploy.demo.train.rows import Dataset, build
-from deploy.demo.train.settings import SEED, Plan
+from deploy.demo.train.prepare import is_complete, load_dataset
+from deploy.demo.train.settings import SEED, Budget, Plan
 
 PART_BYTES = 15 << 20
 
@@ -47,6 +46,8 @@ class Recipe:
         log: Takes one line.
         deadline_s: Seconds after which no further phase is started; None for no limit.
         archive_to: Where to put the archive parts after every phase; None for none.
+        wait_for_data: Returns once the stored dataset is whole.
+        only: Names of the phases to run; the others are left out. None for all.
         start: Reading of ``clock`` that counts as the beginning.
         clock: Seconds.
     """
@@ -60,17 +61,23 @@ class Recipe:
         log: Log,
         deadline_s: float | None = None,
         archive_to: Path | None = None,
+        only: tuple[str, ...] | None = None,
+        wait_for_data: Callable[[], None] | None = None,
         start: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan, self._work, self._device, self._log = plan, work, device, log
         self._deadline_s, self._archive_to, self._clock = deadline_s, archive_to, clock
         self._start = clock() if start is None else start
+        self._only, self._wait_for_data = only, wait_for_data
         self._bundle = work / "bundle"
-        self._dataset: Dataset | None = None
-        self._pair: PairRun | None = None
-        self._plain: PairRun | None = None
         self._reference_delta_rule = False
+        plain = self._bundle / "plain"
+        self._pair = PairRun(plan.target, plan.drafter, plan, self._bundle, work / "answers.npz", device, log)
+        self._plain = PairRun(
+            plan.plain_target, plan.plain_drafter, plan, plain, work / "plain-answers.npz", device, log
+        )
+        plain.mkdir(parents=True, exist_ok=True)
         self.record: dict[str, Any] = {
             "plan": asdict(plan),
             "seed": SEED,
@@ -82,71 +89,65 @@ class Recipe:
         """The phases in order of importance."""
         plan = self._plan
 
-        def pair() -> PairRun:
-            if self._pair is None:
-                raise RuntimeError("there is no dataset: the data phase has to run first")
-            return self._pair
+        pair, plain = self._pair, self._plain
 
-        def plain() -> PairRun:
-            if self._plain is None:
-                raise RuntimeError("there is no dataset: the data phase has to run first")
-            return self._plain
-
-        def seconds(value: float | None) -> float:
-            return value or 0.0
-
-        def target() -> None:
-            pair().make_target(plan.target_budget, reference_delta_rule=self._reference_delta_rule)
+        def seconds(budget: Budget) -> float:
+            return budget.seconds or 0.0
 
         def answers() -> None:
-            pair().make_answers(plan.num_answers)
-            pair().make_features()
+            pair.make_answers(plan.num_answers)
+            pair.make_features()
 
         def evaluate() -> None:
-            pair().make_demo()
-            pair().evaluate()
+            pair.make_demo(batch=self._demo_batch())
+            pair.evaluate()
 
-        def plain_answers() -> None:
-            if self._pair is not None:
-                self._pair.features = None  # room for the second pair's features
-            plain().make_answers(plan.num_plain_answers)
-            plain().make_features()
+        def plain_target() -> None:
+            plain.make_target(plan.plain_target_budget)
+            plain.polish_target(plan.polish_budget)
 
-        def plain_evaluate() -> None:
-            plain().make_pair(plan.plain_drafter_budget, with_early=False)
-            plain().make_demo(batch=len(FRESH_PROMPTS) + DEMO_TRAIN_PROMPTS)
-            plain().evaluate()
+        def plain_drafter() -> None:
+            pair.features = None  # room for the second pair's features
+            plain.make_answers(plan.num_plain_answers)
+            plain.make_features()
+            plain.make_pair(plan.plain_drafter_budget, with_early=False)
+            plain.make_demo(batch=self._demo_batch())
+            plain.evaluate()
 
-        small_s = seconds(plan.small_budget.seconds) + 3
-        family_s = seconds(plan.family_budget.seconds) + 5
+        small_s, family_s = seconds(plan.small_budget) + 2, seconds(plan.family_budget) + 5
         planted = [
-            Phase(d.name, lambda d=d: make_planted(pair(), d, plan.small_budget), small_s, ("answers",))
-            for d in DEFECTS
+            Phase(d.name, lambda d=d: make_planted(pair, d, plan.small_budget), small_s, ("answers",)) for d in DEFECTS
         ]
         return [
-            Phase("data", self._make_data, 0),
             Phase("gradients", self._check_gradients, 0),
-            Phase("target", target, seconds(plan.target_budget.seconds) + 60, ("data",)),
-            Phase("answers", answers, 35, ("target",)),
-            Phase("drafter", lambda: pair().make_pair(plan.drafter_budget, with_early=True), 90, ("answers",)),
-            Phase("evaluation", evaluate, 25, ("drafter",)),
-            *planted,
-            Phase("dspark", lambda: make_dspark(pair(), plan.family_budget), family_s, ("answers",)),
-            Phase("eagle3", lambda: make_eagle3(pair(), plan.family_budget), family_s, ("answers",)),
+            Phase("warm-up", self._warm_up, 0),
+            Phase("data", self._make_data, 0),
+            Phase("target", lambda: pair.make_target(plan.target_budget), seconds(plan.target_budget), ("data",)),
             Phase(
-                "plain-target",
-                lambda: plain().make_target(plan.plain_target_budget, reference_delta_rule=False),
-                70,
-                ("data",),
+                "polish", lambda: pair.polish_target(plan.polish_budget), seconds(plan.polish_budget) + 20, ("target",)
             ),
-            Phase("plain-answers", plain_answers, 20, ("plain-target",)),
-            Phase("plain-drafter", plain_evaluate, 40, ("plain-answers",)),
+            Phase("answers", answers, 0, ("target",)),
+            Phase("drafter", lambda: pair.make_pair(plan.drafter_budget, with_early=True), 20, ("answers",)),
+            Phase("evaluation", evaluate, 5, ("drafter",)),
+            *planted,
+            Phase("dspark", lambda: make_dspark(pair, plan.family_budget), family_s, ("answers",)),
+            Phase("eagle3", lambda: make_eagle3(pair, plan.family_budget), family_s, ("answers",)),
+            Phase("plain-target", plain_target, seconds(plan.plain_target_budget) + 20, ("data",)),
+            Phase("plain-drafter", plain_drafter, seconds(plan.plain_drafter_budget) + 25, ("plain-target",)),
         ]
+
+    def _demo_batch(self) -> int:
+        """On a GPU the demo's prompts are answered together; on a CPU one by one, which is exact and no slower
+        there.
+        """
+        return len(FRESH_PROMPTS) + DEMO_TRAIN_PROMPTS if self._device == "cuda" else 1
 
     def run(self) -> bool:
         """Run every phase; True when none failed. A failed or skipped phase stops only those that need it."""
         done: set[str] = set()
         for phase in self.phases():
+            if self._only is not None and phase.name not in self._only:
+                continue
             elapsed = self._clock() - self._start
             entry: dict[str, Any] = {"started_s": round(elapsed, 1)}
             self.record["phases"][phase.name] = entry
@@ -176,28 +177,28 @@ class Recipe:
         return not any("failed" in e for e in self.record["phases"].values())
 
     def _save(self) -> None:
-        if self._pair is not None:
-            self.record["pair"] = self._pair.record
-        if self._plain is not None:
-            self.record["plain_pair"] = self._plain.record
+        self.record["pair"], self.record["plain_pair"] = self._pair.record, self._plain.record
         write_json(self._bundle / "run.json", self.record)
         write_card(self._bundle / "README.md", self.record)
-        if self._archive_to is not None:
-            archive(self._bundle, self._archive_to, part_bytes=PART_BYTES)
+        if self._archive_to is not None and (self._bundle / "target").exists():
+            extras = [
+                self._work / "answers.npz",
+                self._work / "data" / "heldout.npz",
+                self._work / "data" / "train.npz",
+            ]
+            archive([self._bundle, *extras], self._archive_to, part_bytes=PART_BYTES)
 
     def _make_data(self) -> None:
-        corpus = collect(workers=self._plan.workers, max_files=self._plan.max_files, packages=self._plan.packages)
-        self._log(f"  {corpus.num_files} files, {len(corpus.train)} + {len(corpus.heldout)} functions")
-        self._dataset = build(corpus, self._plan)
-        self.record["data"] = self._dataset.record
-        self._log(f"  { {k: v for k, v in self._dataset.record.items() if 'packages' not in k} }")
-        common = {"plan": self._plan, "data": self._dataset, "device": self._device, "log": self._log}
-        self._pair = PairRun(
-            self._plan.target, self._plan.drafter, folder=self._bundle, cache=self._work / "answers.npz", **common
-        )
-        plain, cache = self._bundle / "plain", self._work / "plain-answers.npz"
-        self._plain = PairRun(self._plan.plain_target, self._plan.plain_drafter, folder=plain, cache=cache, **common)
-        self._plain.folder.mkdir(parents=True, exist_ok=True)
+        folder = self._work / "data"
+        if not is_complete(folder) and self._wait_for_data is not None:
+            self._wait_for_data()
+        self._pair.dataset = self._plain.dataset = data = load_dataset(folder)
+        self.record["data"] = data.record
+        self._log(f"  { {k: v for k, v in data.record.items() if isinstance(v, int)} }")
+
+    def _warm_up(self) -> None:
+        if not (self._bundle / "target" / "config.json").exists():
+            self._pair.warm_up(reference_delta_rule=self._reference_delta_rule)
 
     def _check_gradients(self) -> None:
         """On a GPU, compare the repaired kernels with float32; fall back to the reference delta rule when they are

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from deploy.demo.train.chat import END_OF_TEXT, Function, Pair, pairs_of, render
+from deploy.demo.train.chat import END_OF_TEXT, IM_START, Function, Pair, pairs_of, render
 from deploy.demo.train.corpus import Corpus, digest_of, shape_of
 from deploy.demo.train.settings import SEED, VOCAB_SIZE, Plan
 from deploy.demo.train.tokenization import encode_all, plain, train_tokenizer
@@ -23,9 +23,10 @@ PROMPT_WEIGHT, ANSWER_WEIGHT = 1, 10
 """Loss weights in tenths: prompts keep a little, because they carry signatures and prose."""
 MIN_ANSWER_TOKENS = 8
 MIN_WINDOW_TOKENS = 96
-MAX_RAW_SHARE = 0.6
+RAW_SLICE = 128
+MAX_RAW_SHARE = 0.4
 """Raw windows per row of pairs in the broad set."""
-TOKENIZER_PAIRS, TOKENIZER_FILES, TOKENIZER_FILE_CHARS = 60_000, 3000, 8000
+TOKENIZER_PAIRS, TOKENIZER_FILES, TOKENIZER_FILE_CHARS = 40_000, 1500, 8000
 MIN_PIECE_TOKENS = 64
 """Smallest rest of a row that is worth filling with the beginning of a long document."""
 
@@ -35,9 +36,10 @@ Weights = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Encoded:
-    """One tokenized pair."""
+    """One tokenized pair: the task, what the user writes, and the ids of prompt and answer."""
 
-    pair: Pair
+    task: str
+    user: str
     prompt: list[int]
     answer: list[int]
 
@@ -74,8 +76,15 @@ class Packer:
         self._weights: list[Weights] = []
         self._used = width
 
-    def add(self, ids: list[int], weights: list[int], *, may_cut: bool) -> None:
-        """Append one document; one that is wider than a row, or that may be cut, loses its end."""
+    def __len__(self) -> int:
+        """Rows so far."""
+        return len(self._ids)
+
+    def add(self, ids: list[int], prompt_tokens: int = 0, *, may_cut: bool) -> None:
+        """Append one document whose first ``prompt_tokens`` have the prompt's weight.
+
+        One that is wider than a row, or that may be cut, loses its end.
+        """
         size = len(ids)
         free = self._width - self._used
         if size > free and not (may_cut and free >= MIN_PIECE_TOKENS):
@@ -83,10 +92,11 @@ class Packer:
             self._weights.append(np.zeros(self._width, np.uint8))
             self._used, free = 0, self._width
         size = min(size, free)
-        place = slice(self._used, self._used + size)
-        self._ids[-1][place] = ids[:size]
-        self._weights[-1][place] = weights[:size]
-        self._used += size
+        start, end = self._used, self._used + size
+        self._ids[-1][start:end] = ids[:size]
+        self._weights[-1][start:end] = ANSWER_WEIGHT
+        self._weights[-1][start : min(end, start + prompt_tokens)] = PROMPT_WEIGHT
+        self._used = end
 
     def rows(self) -> Rows:
         """The rows so far, in a fixed random order."""
@@ -95,10 +105,13 @@ class Packer:
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: list[Pair]) -> list[Encoded]:
-    """Tokenize prompts and answers apart: the boundary is a special token, so the two parts join without merges."""
-    prompts = encode_all(tokenizer, [render(p.user) for p in pairs])
-    whole = encode_all(tokenizer, [render(p.user, p.answer) for p in pairs])
-    return [Encoded(p, a, b[len(a) :]) for p, a, b in zip(pairs, prompts, whole, strict=True) if b[: len(a)] == a]
+    """Tokenize whole conversations and cut each after its last role line: no merge crosses a line break there."""
+    role_tokens = 1 + len(tokenizer.encode("assistant\n").ids)
+    out = []
+    for pair, ids in zip(pairs, encode_all(tokenizer, [render(p.user, p.answer) for p in pairs]), strict=True):
+        cut = len(ids) - 1 - ids[::-1].index(IM_START) + role_tokens
+        out.append(Encoded(pair.task, pair.user, ids[:cut], ids[cut:]))
+    return out
 
 
 def is_short(item: Encoded, plan: Plan) -> bool:
@@ -114,8 +127,7 @@ def pack_answers(items: Iterable[tuple[list[int], list[int]]], width: int) -> Ro
     """Pack (prompt, answer) ids with the weights of the short set."""
     packer = Packer(width)
     for prompt, answer in items:
-        weights = [PROMPT_WEIGHT] * len(prompt) + [ANSWER_WEIGHT] * len(answer)
-        packer.add(prompt + answer, weights, may_cut=False)
+        packer.add(prompt + answer, len(prompt), may_cut=False)
     return packer.rows()
 
 
@@ -149,19 +161,15 @@ def build(corpus: Corpus, plan: Plan, *, max_validation: int = 1024) -> Dataset:
 
     broad = Packer(plan.row_tokens)
     for item in train_encoded:
-        ids = item.prompt + item.answer
-        broad.add(ids, [ANSWER_WEIGHT] * len(ids), may_cut=True)
-    num_pair_rows = len(broad.rows().ids)
-    num_raw = 0
-    for start in range(0, len(raw), 1024):
-        if num_raw > MAX_RAW_SHARE * num_pair_rows:
+        broad.add(item.prompt + item.answer, may_cut=True)
+    num_raw, max_raw = 0, int(MAX_RAW_SHARE * len(broad))
+    for start in range(0, len(raw), RAW_SLICE):
+        for ids in encode_all(tokenizer, [plain(text) for text in raw[start : start + RAW_SLICE]]):
+            for at in range(0, len(ids) - MIN_WINDOW_TOKENS, plan.row_tokens):
+                broad.add(ids[at : at + plan.row_tokens], may_cut=False)
+                num_raw += 1
+        if num_raw >= max_raw:
             break
-        for ids in encode_all(tokenizer, [plain(text) for text in raw[start : start + 1024]]):
-            for at in range(0, len(ids), plan.row_tokens):
-                window = ids[at : at + plan.row_tokens]
-                if len(window) >= MIN_WINDOW_TOKENS:
-                    broad.add(window, [ANSWER_WEIGHT] * len(window), may_cut=False)
-                    num_raw += 1
     short_train = [item for item in train_encoded if is_short(item, plan)]
     short_heldout = [item for item in heldout_encoded if is_short(item, plan)]
     broad_rows = broad.rows()

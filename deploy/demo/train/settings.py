@@ -110,7 +110,7 @@ class Plan:
     workers: int = 16
     row_tokens: int = 256
     rows_per_step: int = 128
-    broad_ratio: float = 0.55
+    broad_ratio: float = 0.5
     max_prompt_tokens: int = 128
     max_answer_tokens: int = 100
     max_new_tokens: int = 112
@@ -141,17 +141,17 @@ def full_plan() -> Plan:
         plain_drafter=DrafterShape(layers=2, mlp=384, taps=(1, 2, 3, 4)),
         dspark=DrafterShape(layers=1, mlp=256, taps=(1, 3, 4, 5, 6), block=7),
         eagle3=DrafterShape(layers=1, mlp=384, taps=(1, 3, 4), block=6, theta=1e4),
-        target_budget=Budget(seconds=130),
-        polish_budget=Budget(seconds=12),
-        drafter_budget=Budget(seconds=80),
-        small_budget=Budget(seconds=8),
-        family_budget=Budget(seconds=15),
+        target_budget=Budget(seconds=75),
+        polish_budget=Budget(seconds=8),
+        drafter_budget=Budget(seconds=50),
+        small_budget=Budget(seconds=5),
+        family_budget=Budget(seconds=12),
         plain_target_budget=Budget(seconds=45),
         plain_drafter_budget=Budget(seconds=20),
-        num_answers=49152,
-        num_polish=32768,
-        generate_batch=16384,
-        num_plain_answers=16384,
+        num_answers=32000,
+        num_polish=16000,
+        generate_batch=8000,
+        num_plain_answers=16000,
     )
 
 
@@ -219,3 +219,7 @@ def smoke_plan() -> Plan:
         early_ratio=0.5,
         shard_bytes="200KB",
     )
+
+
+PLANS = {"full": full_plan, "rehearsal": rehearsal_plan, "smoke": smoke_plan}
+"""Plans by the name given on the command line."""

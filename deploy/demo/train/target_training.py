@@ -6,7 +6,6 @@ as valid Python without repetition, and the human answer where it did not.
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from deploy.demo.train.answers import generate, is_clean, take
 from deploy.demo.train.chat import END_OF_TEXT, IM_END
 from deploy.demo.train.fit import Log, Step, fit
 from deploy.demo.train.rows import Dataset, Rows, pack_answers
-from deploy.demo.train.settings import SEED, Budget, Plan, TargetShape
+from deploy.demo.train.settings import SEED, VOCAB_SIZE, Budget, Plan, TargetShape
 from deploy.demo.train.target import build_target, fast_training
 
 WEIGHT_DECAY = 0.1
@@ -77,8 +76,23 @@ class TargetTrainer:
         weights = self._weights[:, 1:].flatten()
         return (entropy * weights).sum() / weights.sum()
 
+    def capture(self) -> None:
+        """Compile the kernels and capture the step on meaningless rows; training starts at full speed afterwards."""
+        self._ids.random_(VOCAB_SIZE)
+        with self._fast():
+            parameters = [p for group in self._groups for p in group["params"]]
+            self._step = Step(self._loss, parameters, graph=self._on_gpu)
+
+    def _fast(self) -> Any:
+        return fast_training(
+            self._shape.kind, fla_kernels=self._on_gpu, reference_delta_rule=self._reference_delta_rule
+        )
+
     def train(self, feed: Callable[[float], RowFeeder], *, rate: float, budget: Budget, name: str) -> dict[str, Any]:
         """One fit; ``feed`` says which rows to use at a progress in 0..1."""
+        if self._step is None:
+            self.capture()
+        assert self._step is not None
 
         def refill(progress: float) -> None:
             feeder = feed(progress)
@@ -86,19 +100,9 @@ class TargetTrainer:
             self._ids.copy_(feeder.ids[rows])
             self._weights.copy_(feeder.weights[rows])
 
-        self.model.train()
-        fast = fast_training(
-            self._shape.kind, fla_kernels=self._on_gpu, reference_delta_rule=self._reference_delta_rule
-        )
-        with fast:
-            refill(0.0)
-            if self._step is None:
-                parameters = [p for group in self._groups for p in group["params"]]
-                self._step = Step(self._loss, parameters, graph=self._on_gpu)
-                self._log(f"  {name}: step ready")
-            record = fit(
-                self._step, refill, [dict(g) for g in self._groups], rate=rate, budget=budget, name=name, log=self._log
-            )
+        groups = [dict(group) for group in self._groups]
+        with self._fast():
+            record = fit(self._step, refill, groups, rate=rate, budget=budget, name=name, log=self._log)
         tokens = record.steps * self._plan.rows_per_step * self._plan.row_tokens
         return {**record.summary(), "tokens": tokens, "rate": rate}
 
@@ -117,7 +121,7 @@ def own_answers(model: Any, data: Dataset, plan: Plan, log: Log) -> tuple[Rows, 
     pairs, ended, clean = [], 0, 0
     for item, answer, text in zip(items, found, texts, strict=True):
         ended += answer.has_ended
-        is_good = answer.has_ended and is_clean(text, task=item.pair.task)
+        is_good = answer.has_ended and is_clean(text, task=item.task)
         clean += is_good
         own = [t for t in answer.response if t not in {IM_END, END_OF_TEXT}] + item.answer[-3:]
         pairs.append((item.prompt, own if is_good else item.answer))
@@ -125,48 +129,32 @@ def own_answers(model: Any, data: Dataset, plan: Plan, log: Log) -> tuple[Rows, 
     return pack_answers(pairs, plan.row_tokens), record
 
 
-def train_target(
-    shape: TargetShape,
-    data: Dataset,
-    plan: Plan,
-    *,
-    budget: Budget,
-    device: str,
-    log: Log,
-    reference_delta_rule: bool = False,
-) -> tuple[Any, dict[str, Any]]:
-    """Train a target through all stages.
-
-    Returns:
-        The model for inference, and the record for the card.
-    """
+def train_main(trainer: TargetTrainer, data: Dataset, plan: Plan, *, budget: Budget, device: str) -> dict[str, Any]:
+    """The first two stages; returns the record for the card."""
     torch.manual_seed(SEED)
-    trainer = TargetTrainer(shape, plan, device=device, log=log, reference_delta_rule=reference_delta_rule)
     broad, short = RowFeeder(data.broad, device), RowFeeder(data.short, device)
-    record: dict[str, Any] = {"parameters": sum(p.numel() for p in trainer.model.parameters())}
-    record["main"] = trainer.train(
+    record = trainer.train(
         lambda progress: broad if progress < plan.broad_ratio else short,
         rate=plan.target_rate,
         budget=budget,
-        name=shape.kind,
+        name="target",
     )
-    record["main"]["epochs"] = {"broad": round(broad.epochs, 2), "short": round(short.epochs, 2)}
-    model = trainer.frozen()
-    record["validation_before_polish"] = validate(model, data.validation)
-    log(f"  before the third stage: {record['validation_before_polish']}")
-    rows, record["own_answers_before_polish"] = own_answers(model, data, plan, log)
-    log(f"  own answers: {record['own_answers_before_polish']}")
-    polish = RowFeeder(rows, device)
-    ratio = (plan.polish_budget.seconds or 0) / (plan.target_budget.seconds or 1)
-    polish_budget = plan.polish_budget if budget.seconds is None else replace(budget, seconds=ratio * budget.seconds)
-    record["polish"] = trainer.train(
-        lambda _: polish, rate=plan.polish_rate, budget=polish_budget, name=f"{shape.kind} polish"
-    )
-    record["polish"]["epochs"] = round(polish.epochs, 2)
-    model = trainer.frozen()
-    record["validation"] = validate(model, data.validation)
-    log(f"  after: {record['validation']}")
-    return model, record
+    record["epochs"] = {"broad": round(broad.epochs, 2), "short": round(short.epochs, 2)}
+    return record
+
+
+def train_polish(
+    trainer: TargetTrainer, model: Any, data: Dataset, plan: Plan, *, budget: Budget, device: str, log: Log
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The third stage; ``model`` is the frozen copy that answers. Returns the records of the training and of the
+    answers.
+    """
+    rows, own = own_answers(model, data, plan, log)
+    log(f"  own answers: {own}")
+    feeder = RowFeeder(rows, device)
+    record = trainer.train(lambda _: feeder, rate=plan.polish_rate, budget=budget, name="polish")
+    record["epochs"] = round(feeder.epochs, 2)
+    return record, own
 
 
 @torch.no_grad()
