@@ -11,6 +11,7 @@ import numpy as np
 from fastapi import FastAPI, Request, Response
 
 from tauscope_drafter.checkpoint.options import LoadOptions
+from tauscope_drafter.conditions import card_under, conditions_of, context_rows
 from tauscope_drafter.contract import DraftingEngine, DraftJob, DraftResult, Lease, StatesArray
 from tauscope_drafter.families.names import FAMILIES
 from tauscope_drafter.requests import check_limits, deadline_of, resolve_anchors
@@ -28,6 +29,7 @@ from tauscope_serving.service import Access, create_service, note
 from tauscope_wire.body import Body
 from tauscope_wire.errors import ErrorCode, PermissionDeniedError
 from tauscope_wire.messages import (
+    DraftConditions,
     DrafterCard,
     DrafterList,
     DrafterLoadRequest,
@@ -113,13 +115,14 @@ def create_app(service: DrafterService) -> FastAPI:
     async def draft_block(request: Request, caller: DraftCaller) -> Response:
         asked = await read_body(request, DraftRequest, max_bytes=limits.max_body_bytes)
         lease = engine.lease(asked.drafter)
-        check_limits(asked, lease.card, limits)
+        card = card_under(lease.card, conditions_of(asked.conditions))
+        check_limits(asked, card, limits)
         service.access.quotas.charge_tokens(caller, len(asked.token_ids))
-        work = _draft(service, loop, asked, lease, caller)
+        work = _draft(service, loop, asked, lease, card, caller=caller)
         result, anchors = await until_disconnect(request, work)
         metrics.tokens.labels(caller.name).inc(len(asked.token_ids))
         anchors_drafted.labels(lease.card.name).inc(len(anchors))
-        body = _answer(service, lease.card, anchors, result)
+        body = _answer(service, card, anchors, result, conditions_of(asked.conditions))
         service.access.quotas.charge_bytes(caller, body.nbytes)
         metrics.answer_bytes.labels(caller.name).inc(body.nbytes)
         note(request, drafter=lease.card.name, anchors=len(anchors), **result.timing_ms)
@@ -181,13 +184,17 @@ async def _draft(
     loop: ComputeLoop[DraftJob, DraftResult],
     asked: DraftRequest,
     lease: Lease,
+    card: DrafterCard,
+    *,
     caller: Principal,
 ) -> tuple[DraftResult, "np.ndarray[tuple[int, ...], np.dtype[np.int32]]"]:
     """Fetch the states where needed, then draft."""
     anchors = resolve_anchors(asked, service.limits)
     if not len(anchors):
-        return _nothing(lease.card, asked.top_k), anchors
-    states, key = await _states(service, asked, lease, num_rows=int(anchors[-1]))
+        return _nothing(card, asked.top_k), anchors
+    conditions = conditions_of(asked.conditions)
+    num_rows = context_rows(int(anchors[-1]), conditions)
+    states, key = await _states(service, asked, lease, card, num_rows=num_rows)
     job = DraftJob(
         lease=lease,
         token_ids=np.asarray(asked.token_ids, dtype=np.int64),
@@ -196,6 +203,7 @@ async def _draft(
         context_key=key,
         top_k=asked.top_k,
         labels=asked.labels,
+        conditions=conditions,
     )
     try:
         result = await loop.run(
@@ -210,17 +218,18 @@ async def _draft(
 
 
 async def _states(
-    service: DrafterService, asked: DraftRequest, lease: Lease, *, num_rows: int
+    service: DrafterService, asked: DraftRequest, lease: Lease, card: DrafterCard, *, num_rows: int
 ) -> tuple[StatesArray | None, str | None]:
-    if not lease.card.taps:
+    if not card.taps:
         return None, None
     if not isinstance(asked.hidden, HiddenByHandle):
-        return inline_states(asked.hidden, lease.card, num_rows), None
-    key = asked.hidden.handle
-    if lease.has_context(key, num_rows):
+        return inline_states(asked.hidden, card, num_rows), None
+    handle = asked.hidden.handle
+    key = None if conditions_of(asked.conditions) else handle  # contexts under conditions are never kept
+    if key is not None and lease.has_context(key, num_rows):
         return None, key
     fetch = service.states.fetch
-    return await asyncio.to_thread(fetch, quote(key, safe=""), lease.card, asked.token_ids, num_rows), key
+    return await asyncio.to_thread(fetch, quote(handle, safe=""), card, asked.token_ids, num_rows), key
 
 
 def _nothing(card: DrafterCard, top_k: int) -> DraftResult:
@@ -238,6 +247,7 @@ def _answer(
     card: DrafterCard,
     anchors: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]",
     result: DraftResult,
+    conditions: DraftConditions | None,
 ) -> Body:
     summary = DrafterSummary(
         name=card.name,
@@ -248,6 +258,7 @@ def _answer(
         taps=card.taps,
         sha256=card.sha256,
         warnings=result.warnings,
+        conditions={} if conditions is None else conditions.in_force(),
     )
     return draft_body(
         drafter=summary,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tauscope_drafter.checkpoint.options import LoadOptions
-from tauscope_wire.messages import DrafterCard, ModelInfo, Numerics
+from tauscope_wire.messages import DraftConditions, DrafterCard, ModelInfo, Numerics
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,6 +52,8 @@ class DraftJob:
         context_key: name under which the fused context may be kept, None to forget it (inline states).
         top_k: ids per row.
         labels: see `DraftRequest`.
+        conditions: what deviates from the drafter's declaration, None for nothing; `states` holds the planes that
+            they name, and `context_key` is None.
         stop: set when nobody wants the answer any more; looked at between batches.
     """
 
@@ -62,6 +64,7 @@ class DraftJob:
     context_key: str | None
     top_k: int
     labels: bool
+    conditions: DraftConditions | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
 

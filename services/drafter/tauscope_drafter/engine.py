@@ -18,7 +18,9 @@ from tauscope_drafter.checkpoint.files import find_files
 from tauscope_drafter.checkpoint.options import LoadOptions
 from tauscope_drafter.context_cache import CachedContext, ContextCache
 from tauscope_drafter.contract import DraftJob, DraftResult
+from tauscope_drafter.families.family import Network
 from tauscope_drafter.loading import Loaded, Place, estimate_bytes, load
+from tauscope_drafter.probing import network_under, states_under
 from tauscope_drafter.registry import Registry
 from tauscope_drafter.training_numerics import numerics_warnings
 from tauscope_wire.errors import (
@@ -153,10 +155,11 @@ class Engine:
         lease = job.lease
         assert isinstance(lease, EngineLease)
         self._check_rank(lease.entry.loaded, job.top_k)
-        network = lease.entry.loaded.network
+        loaded = lease.entry.loaded
+        network = loaded.network if job.conditions is None else network_under(loaded, job.conditions)
         started = time.perf_counter()
         token_ids = torch.from_numpy(job.token_ids).to(self.place.device)
-        cached = lease.pinned or self._fuse(lease.entry, job, token_ids)
+        cached = lease.pinned or self._fuse(lease.entry, network, job, token_ids)
         fused = time.perf_counter()
         anchors = job.anchors.tolist()
         step = self._anchors_per_batch(network, cached.num_rows)
@@ -184,14 +187,17 @@ class Engine:
                 f"top_k={top_k}: this drafter ranks at most {bound} tokens per row", details={"bound": bound}
             )
 
-    def _fuse(self, entry: Entry, job: DraftJob, token_ids: Tensor) -> CachedContext:
-        spec, network = entry.loaded.spec, entry.loaded.network
+    def _fuse(self, entry: Entry, network: Network, job: DraftJob, token_ids: Tensor) -> CachedContext:
+        spec = entry.loaded.spec
         if job.states is None:
             if spec.taps:
                 raise InternalError("a job without states reached a drafter that reads them")
             states = torch.empty(0, len(job.token_ids), 0, device=self.place.device, dtype=self.place.dtype)
         else:
             states = _checked(_to_torch(job.states.states).to(self.place.device, self.place.dtype))
+            if job.conditions is not None:
+                taps = tuple(job.conditions.taps or spec.taps)
+                states = states_under(states, job.conditions, taps=taps, place=self.place)
         context = network.fuse(states, token_ids)
         warnings = () if job.states is None else numerics_warnings(spec.training_numerics, job.states.numerics)
         cached = CachedContext(context, states.shape[1], context.nbytes, tuple(warnings))

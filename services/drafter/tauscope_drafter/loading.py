@@ -5,6 +5,7 @@ target's copy is used and theirs is dropped, so that drafters side by side share
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,6 +65,7 @@ class Loaded:
         from_target: what it takes from the target.
         evidence: why this family, format and layout.
         path: where it came from.
+        rebuild: a network of the same weights by another description.
     """
 
     network: Network
@@ -74,6 +76,7 @@ class Loaded:
     from_target: tuple[str, ...]
     evidence: tuple[str, ...]
     path: Path
+    rebuild: Callable[[DrafterSpec], Network]
 
 
 def open_place(
@@ -166,6 +169,7 @@ def load(path: Path, options: LoadOptions, place: Place, *, name: str = "") -> L
         from_target,
         description.verdict.evidence,
         path,
+        lambda changed: description.family.Network(changed, weights, shared),
     )
 
 

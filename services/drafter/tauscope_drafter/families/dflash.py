@@ -112,6 +112,9 @@ class Backbone:
         shared: embedding, device and dtype.
     """
 
+    context_shift = 0
+    """Where the context of anchor p ends, from p; only `probing` changes it."""
+
     def __init__(self, spec: DrafterSpec, weights: Weights, shared: Shared) -> None:
         self.spec = spec
         self._c = spec.layers
@@ -167,8 +170,9 @@ class Backbone:
 
     def _seen(self, anchors: Sequence[int]) -> dict[Window, Visibility]:
         offsets = range(self.spec.block_size)
+        ends = [p + self.context_shift for p in anchors]
         return {
-            window: visibility(anchors, window, offsets=offsets, ends=anchors, device=self._device)
+            window: visibility(anchors, window, offsets=offsets, ends=ends, device=self._device)
             for window in set(self._c.windows)
         }
 
