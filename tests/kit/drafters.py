@@ -228,3 +228,330 @@ class StatesServer:
             return TensorResponse(body, "r")
 
         return app
+
+
+def dspark_tensors(kind: str = "vanilla", *, rank: int = 6, confidence: bool = True, seed: int = 0) -> Tensors:
+    """A DFlash backbone with the Markov head of DeepSpec."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "markov_head.markov_w1.weight": (VOCAB, rank),
+        "markov_head.markov_w2.weight": (VOCAB, rank),
+    }
+    if kind == "gated":
+        shapes |= {"markov_head.gate_proj.weight": (rank, HIDDEN + rank), "markov_head.gate_proj.bias": (rank,)}
+    if kind == "rnn":
+        shapes |= {
+            "markov_head.joint_proj.weight": (3 * rank, 2 * rank + HIDDEN),
+            "markov_head.joint_proj.bias": (3 * rank,),
+        }
+    if confidence:
+        shapes |= {"confidence_head.proj.weight": (1, HIDDEN + rank), "confidence_head.proj.bias": (1,)}
+    return dflash_tensors(seed) | random_tensors(shapes, seed + 1)
+
+
+def dspark_config(kind: str = "vanilla", **changes: Any) -> dict[str, Any]:
+    """DeepSpec's flat configuration."""
+    flat = {
+        "architectures": ["Qwen3DSparkModel"],
+        "dflash_config": None,
+        "target_layer_ids": list(TAPS),
+        "mask_token_id": MASK,
+        "num_anchors": 512,
+        "markov_rank": 6,
+        "markov_head_type": kind,
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
+    return dflash_config(**(flat | changes))
+
+
+def domino_tensors(*, state: int = 10, narrow: int = 6, seed: int = 0) -> Tensors:
+    """A DFlash backbone with Domino's GRU and correction."""
+    shapes = {
+        "prefix_gru.weight_ih_l0": (3 * state, HIDDEN),
+        "prefix_gru.weight_hh_l0": (3 * state, state),
+        "embed_proj.0.weight": (narrow, HIDDEN + state),
+        "embed_proj.2.weight": (VOCAB, narrow),
+    }
+    return dflash_tensors(seed) | random_tensors(shapes, seed + 1)
+
+
+def domino_config(*, shift_label: bool, pure: int = 1) -> dict[str, Any]:
+    """Domino's settings inside `dflash_config`."""
+    nested = {
+        "target_layer_ids": list(TAPS),
+        "mask_token_id": MASK,
+        "projector_type": "domino",
+        "pure_draft_prefix_len": pure,
+        "shift_label": shift_label,
+        "gru_hidden_dim": 10,
+        "emb_dim": 6,
+    }
+    return dflash_config(dflash_config=nested)
+
+
+def dflash2_tensors(*, kernel: int = 2, group: int = 4, rank: int = 6, seed: int = 0) -> Tensors:
+    """DFlash with short convolutions and a candidate selector."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "candidate_selector.predecessor_codebook": (VOCAB, rank),
+        "candidate_selector.successor_codebook": (VOCAB, rank),
+        "candidate_selector.hidden_projection.weight": (rank, HIDDEN),
+    }
+    for i in range(2):
+        for name in ("attention_conv", "mlp_conv"):
+            shapes[f"layers.{i}.{name}.base_kernel"] = (2, kernel, HIDDEN)
+            shapes[f"layers.{i}.{name}.kernel_projection.weight"] = (2 * kernel * (HIDDEN // group), HIDDEN)
+    return dflash_tensors(seed) | random_tensors(shapes, seed + 1)
+
+
+def dflash2_config(**changes: Any) -> dict[str, Any]:
+    """As released: all layers slide and are not causal."""
+    released = {
+        "architectures": ["DFlash2DraftModel"],
+        "layer_types": ["sliding_attention"] * 2,
+        "sliding_window": 9,
+        "is_causal": False,
+        "conv_kernel_size": 2,
+        "conv_group_size": 4,
+        "selector_top_k": 7,
+        "selector_rank": 6,
+    }
+    return dflash_config(**(released | changes))
+
+
+def eagle_layer_shapes(width: int, heads: int = 4, kv: int = 2, head_dim: int = 8, inner: int = 48) -> Any:
+    """One Llama-style layer (no norms of queries and keys) that reads rows of `width`."""
+    shapes = layer_shapes(HIDDEN, heads, kv, head_dim, inner)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        shapes[f"self_attn.{name}.weight"] = (shapes[f"self_attn.{name}.weight"][0], width)
+    del shapes["self_attn.q_norm.weight"], shapes["self_attn.k_norm.weight"]
+    return shapes
+
+
+def eagle3_tensors(*, layers: int = 1, draft_vocab: int = 40, seed: int = 0, own_head: bool = True) -> Tensors:
+    """EAGLE-3 under the reference's names (`midlayer`), with a cut vocabulary; more layers for P-EAGLE."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (HIDDEN, len(TAPS) * HIDDEN),
+        "norm.weight": (HIDDEN,),
+        "midlayer.hidden_norm.weight": (HIDDEN,),
+    }
+    shapes |= {f"midlayer.{name}": s for name, s in eagle_layer_shapes(2 * HIDDEN).items()}
+    for i in range(1, layers):
+        shapes |= {f"layers.{i}.{name}": s for name, s in eagle_layer_shapes(HIDDEN).items()}
+    if layers > 1:
+        shapes["mask_hidden"] = (1, 1, len(TAPS) * HIDDEN)
+    if own_head:
+        shapes["lm_head.weight"] = (draft_vocab, HIDDEN)
+    tensors = random_tensors(shapes, seed)
+    if draft_vocab < VOCAB:
+        ids = draft_ids(draft_vocab)
+        tensors["d2t"] = ids - torch.arange(draft_vocab)
+        tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, value=True)
+    return tensors
+
+
+def draft_ids(count: int) -> Tensor:
+    """Ascending target ids of a cut vocabulary."""
+    return torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:count].sort().values
+
+
+def eagle3_config(layers: int = 1, **changes: Any) -> dict[str, Any]:
+    """A Llama-style configuration of an EAGLE drafter."""
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCAB,
+        "draft_vocab_size": 40,
+        "rope_theta": 10000.0,
+    }
+    config.update(changes)
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def mtp_tensors(seed: int = 0) -> Tensors:
+    """An MTP head under the names of a target's checkpoint; norms are stored as w of 1 + w."""
+    layer = layer_shapes()
+    layer["self_attn.q_proj.weight"] = (2 * 32, HIDDEN)
+    shapes: dict[str, tuple[int, ...]] = {
+        "mtp.fc.weight": (HIDDEN, 2 * HIDDEN),
+        "mtp.pre_fc_norm_embedding.weight": (HIDDEN,),
+        "mtp.pre_fc_norm_hidden.weight": (HIDDEN,),
+        "mtp.norm.weight": (HIDDEN,),
+    }
+    shapes |= {f"mtp.layers.0.{name}": s for name, s in layer.items()}
+    tensors = random_tensors(shapes, seed)
+    return {name: t - 1 if t.ndim == 1 else t for name, t in tensors.items()}
+
+
+# --- the same weights, as different trainers write them -----------------------------------------------------
+
+
+def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(config.get("dflash_config") or {})
+
+
+def _speculators(config: Mapping[str, Any], family: str, **top: Any) -> dict[str, Any]:
+    inner = {k: v for k, v in config.items() if k not in ("block_size", "num_target_layers", "dflash_config")}
+    nested = _nested(config)
+    taps = nested.pop("target_layer_ids", None) or config["target_layer_ids"]
+    mask = nested.pop("mask_token_id", None) or config["mask_token_id"]
+    return {
+        "speculators_model_type": family,
+        "architectures": ["DFlashDraftModel"],
+        "transformer_layer_config": inner,
+        "draft_vocab_size": VOCAB,
+        "block_size": config["block_size"],
+        "target_hidden_size": HIDDEN,
+        "aux_hidden_state_layer_ids": [t + 1 for t in taps],
+        "mask_token_id": mask,
+        "speculators_config": {
+            "algorithm": family,
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config["block_size"] - 1}],
+        },
+        **top,
+    }
+
+
+def fuse_projections(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Engines' fused names: qkv_proj (rows q, k, v) and gate_up_proj."""
+    fused = dict(tensors)
+    for name in [n for n in tensors if n.endswith("q_proj.weight")]:
+        parts = [fused.pop(name.replace("q_proj", p)) for p in ("q_proj", "k_proj", "v_proj")]
+        fused[name.replace("q_proj", "qkv_proj")] = torch.cat(parts)
+    for name in [n for n in tensors if n.endswith("gate_proj.weight") and ".mlp." in n]:
+        fused[name.replace("gate_proj", "gate_up_proj")] = torch.cat(
+            [fused.pop(name), fused.pop(name.replace("gate_proj", "up_proj"))]
+        )
+    return fused
+
+
+def write_dflash(folder: Path, format_: str) -> Path:
+    """The weights of `dflash_tensors()` in one of `DFLASH_FORMATS`; gives the path to load."""
+    tensors, config, tables = dflash_tensors(), dflash_config(), shared_tables()
+    folder.mkdir(parents=True, exist_ok=True)
+    if format_ == "z-lab-new":
+        nested = _nested(config) | {"block_size": BLOCK}
+        rope = {"rope_type": "default", "rope_theta": 10000.0}
+        changes = {"dflash_config": nested, "block_size": None, "rope_theta": None, "rope_parameters": rope}
+        return write_folder(folder, dflash_config(**changes), tensors)
+    if format_ == "speculators":
+        own = _speculators(config, "dflash", sample_from_anchor=False, sliding_window_non_causal=False)
+        extra = {"verifier_lm_head.weight": torch.zeros(VOCAB, HIDDEN), "verifier_norm.weight": torch.zeros(HIDDEN)}
+        return write_folder(folder, own, tensors | tables | extra)
+    if format_ == "specforge":
+        (folder / "config.json").write_text(json.dumps(config))
+        state = {"draft_state_dict": tensors, "global_step": 9, "epoch": 1, "strategy": "dflash", "world_size": 1}
+        torch.save(state, folder / "training_state.pt")
+        torch.save({"optimizer": {}, "rng": 0}, folder / "training_state_rank0.pt")
+        return folder
+    if format_ == "torchspec":
+        renamed = {"fc.": "context_proj.", "hidden_norm.": "context_norm.", "norm.": "final_norm."}
+        flat = {}
+        for name, tensor in tensors.items():
+            start = next((s for s in renamed if name.startswith(s)), None)
+            flat[name if start is None else renamed[start] + name.removeprefix(start)] = tensor
+        own = dflash_config(block_size=None, dflash_config=None, num_target_layers=len(TAPS), model_type="dflash")
+        own |= {"target_num_hidden_layers": TARGET_LAYERS, "target_hidden_size": HIDDEN}
+        own |= {"target_layer_ids": list(TAPS), "mask_token_id": MASK}
+        (folder / "config.json").write_text(json.dumps(own))
+        torch.save(flat | {"embed_tokens.weight": tables["embed_tokens.weight"]}, folder / "draft.pt")
+        return folder / "draft.pt"
+    if format_ == "modelopt":
+        return write_folder(folder, config, {f"dflash_module.{name}": t for name, t in tensors.items()})
+    if format_ == "deepspec":
+        own = dflash_config(dflash_config=None, target_layer_ids=list(TAPS), mask_token_id=MASK, num_anchors=512)
+        return write_folder(folder, own, tensors | tables)
+    if format_ == "training-checkpoint":
+        wrapped = {f"module._orig_mod.draft_model.{name}": t for name, t in (tensors | tables).items()}
+        state = {"model_state_dict": wrapped, "optimizer_state_dict": {"state": {0: torch.ones(3)}}, "step": 5}
+        torch.save(state, folder / "checkpoint.pt")
+        return folder / "checkpoint.pt"
+    if format_ == "fused":
+        return write_folder(folder, config, fuse_projections(tensors))
+    if format_ == "sharded":
+        names = sorted(tensors)
+        index = {}
+        for part, chunk in enumerate((names[:10], names[10:])):
+            save_file({n: tensors[n].contiguous() for n in chunk}, folder / f"model-{part}.safetensors")
+            index |= dict.fromkeys(chunk, f"model-{part}.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+    if format_ == "pytorch-bin":
+        (folder / "config.json").write_text(json.dumps(config))
+        torch.save({f"model.{name}": t for name, t in tensors.items()}, folder / "pytorch_model.bin")
+        return folder
+    return write_folder(folder, config, tensors)
+
+
+DFLASH_FORMATS = (
+    "z-lab",
+    "z-lab-new",
+    "speculators",
+    "specforge",
+    "torchspec",
+    "modelopt",
+    "deepspec",
+    "training-checkpoint",
+    "fused",
+    "sharded",
+    "pytorch-bin",
+)
+
+
+def write_dspark(folder: Path, format_: str) -> Path:
+    """The weights of `dspark_tensors("gated")` in one of `DSPARK_FORMATS`."""
+    tensors, config = dspark_tensors("gated"), dspark_config("gated")
+    folder.mkdir(parents=True, exist_ok=True)
+    if format_ == "speculators":
+        own = _speculators(config, "dspark", sample_from_anchor=True, markov_rank=6, markov_head_type="gated")
+        own["speculators_config"]["proposal_methods"][0]["speculative_tokens"] = BLOCK
+        return write_folder(folder, own, tensors | shared_tables())
+    if format_ == "modelopt":
+        moved = {
+            name.removeprefix("markov_head.").replace("confidence_head.proj.", "confidence_proj."): t
+            for name, t in tensors.items()
+        }
+        nested = {"target_layer_ids": list(TAPS), "mask_token_id": MASK, "shift_label": True}
+        own = dflash_config(dflash_config=nested, use_confidence_head=True)
+        return write_folder(folder, own, moved)
+    if format_ == "specforge":
+        nested = {"target_layer_ids": list(TAPS), "mask_token_id": MASK, "markov_rank": 6}
+        (folder / "config.json").write_text(json.dumps(dflash_config(dflash_config=nested)))
+        torch.save({"draft_state_dict": tensors, "strategy": "dspark"}, folder / "training_state.pt")
+        return folder
+    return write_folder(folder, config, tensors)
+
+
+DSPARK_FORMATS = ("deepspec", "speculators", "modelopt", "specforge")
+
+
+def write_eagle3(folder: Path, format_: str) -> Path:
+    """The weights of `eagle3_tensors()` in one of `EAGLE3_FORMATS`."""
+    tensors = eagle3_tensors()
+    if format_ == "speculators":
+        moved = {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()}
+        own = _speculators(
+            eagle3_config(block_size=4, mask_token_id=MASK, target_layer_ids=list(TAPS)), "eagle3", draft_vocab_size=40
+        )
+        own |= {"norm_before_residual": False, "mask_token_id": None}
+        for name in ("target_layer_ids", "mask_token_id", "draft_vocab_size"):
+            own["transformer_layer_config"].pop(name)
+        return write_folder(folder, own, moved)
+    if format_ == "only-d2t":
+        return write_folder(folder, _engine_ids(), {n: t for n, t in tensors.items() if n != "t2d"})
+    if format_ == "only-t2d":
+        return write_folder(folder, _engine_ids(), {n: t for n, t in tensors.items() if n != "d2t"})
+    return write_folder(folder, _engine_ids(), tensors)
+
+
+def _engine_ids() -> dict[str, Any]:
+    return eagle3_config(eagle_aux_hidden_state_layer_ids=[t + 1 for t in TAPS])
+
+
+EAGLE3_FORMATS = ("eagle", "speculators", "only-d2t", "only-t2d")

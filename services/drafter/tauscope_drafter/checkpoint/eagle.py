@@ -123,7 +123,8 @@ def _taps(facts: Facts) -> tuple[tuple[int, ...], tuple[str, ...]]:
         shifted = ":".join(str(t - 1) for t in listed)
         raise CheckpointError(
             f"{facts.origin}: eagle_config.{_ENGINE_IDS}={list(listed)} is read in two ways: SGLang takes the outputs "
-            f"of these layers (taps={':'.join(map(str, listed))}), vLLM of those before (taps={shifted}); give taps=...",
+            f"of these layers (taps={':'.join(map(str, listed))}), vLLM of those before (taps={shifted}); give "
+            "taps=...",
             ErrorCode.CHECKPOINT_AMBIGUOUS,
         )
     if listed:
