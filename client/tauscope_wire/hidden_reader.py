@@ -1,7 +1,7 @@
 """Reads the body `tauscope.hidden/1`."""
 
 import re
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -9,15 +9,15 @@ import numpy.typing as npt
 from tauscope_wire.checksums import HEX_LENGTH, digest_of
 from tauscope_wire.chunks_reader import read_chunks
 from tauscope_wire.dtypes import NUMPY_DTYPES, WireDtype
-from tauscope_wire.errors import ErrorCode, RequestError
+from tauscope_wire.errors import ErrorCode
 from tauscope_wire.expectations import HiddenExpectation
 from tauscope_wire.fields import FieldWalk
 from tauscope_wire.heads import read_end, read_model, read_schema, read_timing
-from tauscope_wire.layers import EMBEDDING, FINAL_NORM, Convention, Plane, canonical_layers
 from tauscope_wire.logits_reader import read_logits
 from tauscope_wire.messages import HIDDEN_SCHEMA, ModelInfo, Numerics
 from tauscope_wire.parser import PullParser
 from tauscope_wire.payload import read_array
+from tauscope_wire.planes_reader import all_integers, read_planes, read_requested
 from tauscope_wire.tensors import HiddenAnswer
 
 __all__ = ["HIDDEN_FIELDS", "HiddenReader"]
@@ -60,8 +60,10 @@ class HiddenReader:
         request_id = parser.string(fields.enter("request_id"))
         model = read_model(parser, fields.enter("model"), ModelInfo)
         numerics = read_model(parser, fields.enter("numerics"), Numerics)
-        requested = self._requested(fields)
-        planes = self._planes(fields, requested, model)
+        requested = read_requested(parser, fields.enter("requested"))
+        planes = read_planes(
+            parser, fields.enter("planes"), requested, num_layers=model.num_layers, expect=self._expect.planes
+        )
         dtype = self._dtype(fields)
         token_ids = self._token_ids(fields, model)
         positions = self._positions(fields, len(token_ids))
@@ -100,46 +102,6 @@ class HiddenReader:
         if expected is not None and found != expected:
             raise self._parser.fail(where, f"{found} came, {expected} was asked for", ErrorCode.LABEL_MISMATCH)
 
-    def _requested(self, fields: FieldWalk) -> dict[str, Any]:
-        where = fields.enter("requested")
-        value = self._parser.value(where)
-        if (
-            not isinstance(value, dict)
-            or value.get("convention") not in get_args(Convention)
-            or not _all_integers(value.get("layers"))
-        ):
-            raise self._parser.fail(where, "expected a map with convention ('output' or 'tuple') and layers (integers)")
-        return value
-
-    def _planes(self, fields: FieldWalk, requested: dict[str, Any], model: ModelInfo) -> tuple[Plane, ...]:
-        where = fields.enter("planes")
-        planes = self._parser.value(where)
-        final_norm = isinstance(planes, list) and planes[-1:] == [FINAL_NORM]
-        layers = planes[:-1] if final_norm else planes
-        if not planes or not _all_integers(layers) or len(set(layers)) != len(layers):
-            raise self._parser.fail(
-                where, "expected distinct layer ids, and 'final_norm' only at the end", ErrorCode.LABEL_MISMATCH
-            )
-        low, high = EMBEDDING, model.num_layers - 1
-        for index, layer in enumerate(layers):
-            if not low <= layer <= high:
-                raise self._parser.fail(
-                    f"{where}[{index}]", f"{layer} is outside of {low}..{high}", ErrorCode.LABEL_MISMATCH
-                )
-        self._compare(where, planes, None if self._expect.planes is None else list(self._expect.planes))
-        try:
-            echoed = canonical_layers(requested["layers"], requested["convention"], num_layers=model.num_layers)
-        except RequestError as error:
-            raise self._parser.fail("requested", error.message, ErrorCode.LABEL_MISMATCH) from None
-        if echoed != layers:
-            raise self._parser.fail(
-                where,
-                f"{layers} are not the canonical ids of requested.layers={requested['layers']} in the "
-                f"{requested['convention']!r} convention ({echoed})",
-                ErrorCode.LABEL_MISMATCH,
-            )
-        return tuple(planes)
-
     def _dtype(self, fields: FieldWalk) -> WireDtype:
         where = fields.enter("dtype")
         found = self._parser.string(where)
@@ -174,7 +136,7 @@ class HiddenReader:
     def _positions(self, fields: FieldWalk, num_tokens: int) -> tuple[int, int]:
         where = fields.enter("positions")
         value = self._parser.value(where)
-        if not _all_integers(value) or len(value) != 2 or not 0 <= value[0] < value[1] <= num_tokens:
+        if not all_integers(value) or len(value) != 2 or not 0 <= value[0] < value[1] <= num_tokens:
             raise self._parser.fail(where, f"{value!r} is not a range within 0..{num_tokens}", ErrorCode.LABEL_MISMATCH)
         found = (value[0], value[1])
         asked = {"all": (0, num_tokens), "last": (num_tokens - 1, num_tokens), None: None}
@@ -185,7 +147,7 @@ class HiddenReader:
     def _shape(self, fields: FieldWalk, implied: tuple[int, int, int]) -> tuple[int, int, int]:
         where = fields.enter("shape")
         found = self._parser.value(where)
-        if found != list(implied) or not _all_integers(found) or implied[2] < 1:
+        if found != list(implied) or not all_integers(found) or implied[2] < 1:
             raise self._parser.fail(
                 where,
                 f"{found!r}, but planes, positions and model.hidden_size give {list(implied)}",
@@ -258,7 +220,3 @@ class HiddenReader:
                 where, f"{digest!r} is declared, the assembled data has another", ErrorCode.CHECKSUM_MISMATCH
             )
         return digest
-
-
-def _all_integers(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
