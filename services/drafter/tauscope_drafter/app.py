@@ -208,7 +208,7 @@ async def _draft(
     try:
         result = await loop.run(
             job,
-            cost=len(anchors) * lease.card.block_size,
+            cost=len(anchors) * card.block_size,
             caller=caller.name,
             deadline_s=deadline_of(asked, service.limits),
         )

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import typer
 
+from tauscope_drafter.commands.convert import convert_command
+from tauscope_drafter.commands.inspect import inspect_command
 from tauscope_drafter.commands.serve import serve_command
 from tauscope_serving.keys_command import keys_app
 from tauscope_wire.errors import CheckpointError, MismatchError, RequestError, TauscopeError, TooLargeError
@@ -26,6 +28,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.callback(invoke_without_command=True)(serve_command)
+app.command("inspect")(inspect_command)
+app.command("convert")(convert_command)
 app.add_typer(keys_app(), name="keys")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from tauscope_wire.errors import ErrorCode, RequestError
 from tauscope_wire.messages import DraftConditions, DrafterCard
 
-_BLOCK_ONLY = ("context_shift", "layout", "sliding_window", "causal")
+_BLOCK_ONLY = ("context_shift", "layout", "block_size", "sliding_window", "causal")
 
 
 def conditions_of(asked: DraftConditions | None) -> DraftConditions | None:
@@ -40,11 +40,10 @@ def card_under(card: DrafterCard, conditions: DraftConditions | None) -> Drafter
                 f"conditions.taps={conditions.taps}: drafter {card.name} reads {len(card.taps)} different planes"
             )
         taps = conditions.taps
-    layout, drafts = card.layout, card.drafts
-    if conditions.layout is not None:
-        layout = conditions.layout
-        drafts = drafts_of(layout, card.block_size)
-    return card.model_copy(update={"taps": list(taps), "layout": layout, "drafts": drafts})
+    layout, size, drafts = conditions.layout or card.layout, conditions.block_size or card.block_size, card.drafts
+    if (layout, size) != (card.layout, card.block_size):
+        drafts = drafts_of(layout, size)
+    return card.model_copy(update={"taps": list(taps), "layout": layout, "block_size": size, "drafts": drafts})
 
 
 def drafts_of(layout: str, block_size: int) -> int:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -302,6 +302,7 @@ def _card(name: str, loaded: Loaded) -> DrafterCard:
         num_parameters=loaded.num_parameters,
         memory_bytes=loaded.memory_bytes,
         rope=spec.backbone.rope.describe() if spec.backbone else {},
+        windows=[asdict(w) for w in spec.backbone.windows] if spec.backbone and spec.layout != "sequential" else [],
         from_target=list(loaded.from_target),
         training_numerics=dict(spec.training_numerics) if spec.training_numerics else None,
         warnings=list(spec.warnings),

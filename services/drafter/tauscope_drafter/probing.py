@@ -46,8 +46,9 @@ def network_under(loaded: Loaded, conditions: DraftConditions) -> Network:
 
 def spec_under(spec: DrafterSpec, conditions: DraftConditions) -> DrafterSpec:
     """The description with layout, rotary embedding and windows as they are under the conditions."""
-    if conditions.layout is not None:
-        spec = replace(spec, layout=conditions.layout, drafts=drafts_of(conditions.layout, spec.block_size))
+    layout, size = conditions.layout or spec.layout, conditions.block_size or spec.block_size
+    if (layout, size) != (spec.layout, spec.block_size):
+        spec = replace(spec, layout=layout, block_size=size, drafts=drafts_of(layout, size))
     if spec.backbone is None:
         return spec
     rope = spec.backbone.rope

@@ -42,11 +42,18 @@ def read_windows(facts: Facts, num_layers: int) -> tuple[tuple[Window, ...], tup
     size = options.sliding_window or network.integer("sliding_window")
     if size is None:
         raise missing("sliding_window (layers slide)", "sliding_window", "2048", facts.origin)
-    if facts.format == "speculators":
-        sliding = Window(size, not own.flag("sliding_window_non_causal"), per_row=False, in_block=False)
+    if facts.format == "speculators" or own.find("sliding_window_placement") == "block":
+        sliding = Window(size, _speculators_causal(facts, causal), per_row=False, in_block=False)
     else:
         sliding = Window(size, causal is not False)
     return tuple(sliding if t == _SLIDING else Window(None, bool(causal)) for t in types), warnings
+
+
+def _speculators_causal(facts: Facts, causal: bool | None) -> bool:
+    non_causal = facts.own.flag("sliding_window_non_causal")
+    if non_causal is not None:
+        return not non_causal
+    return causal is not False
 
 
 def _declared_types(facts: Facts) -> tuple[str, ...] | None:
