@@ -135,7 +135,7 @@ class TargetInfo(Answer):
 
 
 class DrafterCard(Answer):
-    """One loaded drafter."""
+    """One loaded drafter; `windows` says of each layer of a block drafter what it sees (`size` None: everything)."""
 
     name: str
     family: str
@@ -153,6 +153,7 @@ class DrafterCard(Answer):
     num_parameters: int
     memory_bytes: int
     rope: dict[str, Any] = Field(default_factory=dict)
+    windows: list[dict[str, Any]] = Field(default_factory=list)
     from_target: list[str] = Field(default_factory=list)
     training_numerics: dict[str, Any] | None = None
     warnings: list[str] = Field(default_factory=list)
@@ -342,6 +343,7 @@ class DraftConditions(Request):
         taps: canonical ids of the planes read in place of the declared ones, as many.
         context_shift: -1 ends the context one position earlier, +1 lets it include the anchor's own state.
         layout: read the block this way.
+        block_size: masks are appended or left out until the block has this size, the anchor slot included.
         rope_theta: base of the drafter's rotary embedding.
         plain_rope: leave the declared scaling (yarn, linear, llama3) of the rotary embedding out.
         sliding_window: window of the layers that slide, or of all layers where none does; 0 is full attention.
@@ -358,6 +360,7 @@ class DraftConditions(Request):
     taps: Annotated[list[Annotated[int, Field(ge=-1)]], Field(min_length=1, max_length=256)] | None = None
     context_shift: Annotated[int, Field(ge=-1, le=1)] = 0
     layout: Literal["fill-in", "anchor-first"] | None = None
+    block_size: Annotated[int, Field(ge=2, le=256)] | None = None
     rope_theta: Annotated[float, Field(gt=1)] | None = None
     plain_rope: bool = False
     sliding_window: Annotated[int, Field(ge=0)] | None = None
