@@ -43,7 +43,7 @@ class KeepingTransport(httpx.BaseTransport):
             raise
         is_json = response.headers.get("content-type", "").startswith("application/json")
         whole = response.text if request.url.path != "/metrics" else _without_buckets(response.text)
-        text = whole.replace(str(MODELS), "/models").replace(str(ENGINES), "/engines")
+        text = _without_places(whole)
         try:
             body: Any = json.loads(text) if is_json else text
         except json.JSONDecodeError:
@@ -56,9 +56,14 @@ class KeepingTransport(httpx.BaseTransport):
         asked = {
             "method": request.method,
             "path": request.url.raw_path.decode(),
-            "body": json.loads(request.content) if request.content else None,
+            "body": json.loads(_without_places(request.content.decode())) if request.content else None,
         }
         self.exchanges.append({"request": asked, "answer": {"status": status, "headers": headers, "body": body}})
+
+
+def _without_places(text: str) -> str:
+    """Without the folders of the machine that records."""
+    return text.replace(str(MODELS), "/models").replace(str(ENGINES), "/engines")
 
 
 def _without_buckets(metrics: str) -> str:

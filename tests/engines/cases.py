@@ -4,6 +4,7 @@ A group is the set of cases that share one start of the server, with the options
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,8 +12,9 @@ from typing import Final
 import httpx
 
 from engines.asking import STOP_IDS, Asker
+from engines.layout import SMOLLM2_DRAFTER
 
-__all__ = ["GROUPS", "Case", "Group"]
+__all__ = ["DFLASH", "GROUPS", "Case", "Group"]
 
 Case = Callable[[Asker], None]
 KEY: Final = "recorded-key"
@@ -28,7 +30,7 @@ class Group:
         extra: options of the server beside the usual ones.
         key: API key the server is started with.
         send_key: what the client sends in its place; the key itself by default.
-        needs_drafter: the group is left out while there is no drafter for the model.
+        needs_drafter: the small drafter is trained first.
     """
 
     name: str
@@ -79,7 +81,7 @@ def key_given(ask: Asker) -> None:
 
 
 def admin_key_missing(ask: Asker) -> None:
-    """A server that keeps its description for administrators (`--admin-api-key`), asked by somebody else."""
+    """A server with a second key for administrators (`--admin-api-key`), asked with the ordinary one."""
     ask.complete("short-stop", max_new_tokens=8)
 
 
@@ -272,12 +274,18 @@ GENERATE: Final = (
     generate_stream,
 )
 
+DFLASH: Final = (
+    "--speculative-config",
+    json.dumps({"method": "dflash", "model": str(SMOLLM2_DRAFTER), "num_speculative_tokens": 7}),
+)
+"""vLLM speculating with the small drafter: one anchor and seven masks a block."""
+
 GROUPS: Final[dict[str, tuple[Group, ...]]] = {
     "sglang": (
         Group("plain", (*BY_CLIENT, *GENERATE, *[case for case in OPENAI if case is not token_out_of_range])),
         Group("keyed", (key_given,), key=KEY),
         Group("unkeyed", (key_missing,), key=KEY, send_key=""),
-        Group("admin", (admin_key_missing,), extra=("--admin-api-key", "recorded-admin-key")),
+        Group("admin", (admin_key_missing,), key=KEY, extra=("--admin-api-key", "recorded-admin-key")),
         Group("fatal", (generate_out_of_range,)),
         Group("states", (last_hidden_states,), extra=("--enable-return-hidden-states",)),
     ),
@@ -285,8 +293,10 @@ GROUPS: Final[dict[str, tuple[Group, ...]]] = {
         Group("plain", (*BY_CLIENT, *OPENAI)),
         Group("keyed", (key_given,), key=KEY),
         Group("unkeyed", (key_missing,), key=KEY, send_key=""),
+        Group("dflash", (speculating,), extra=DFLASH, needs_drafter=True),
     ),
-    "transformers": (Group("plain", (*BY_CLIENT, *OPENAI)),),
+    # Its context is the model's 8,192 tokens, and chat is all it takes: nothing overflows in reasonable time.
+    "transformers": (Group("plain", (greedy_stop, greedy_length, greedy_tail, *OPENAI)),),
     "llamacpp": (
         Group("plain", (*BY_CLIENT, *OPENAI)),
         Group("unkeyed", (key_missing,), key=KEY, send_key=""),

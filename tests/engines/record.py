@@ -13,6 +13,7 @@ from typing import Any
 
 from engines.asking import Asker
 from engines.cases import GROUPS, Case, Group
+from engines.drafter import train
 from engines.environments import ENVIRONMENTS, SetUpError, versions
 from engines.layout import MODELS, VECTORS
 from engines.processes import StartError
@@ -35,6 +36,8 @@ def record(name: str, only: Sequence[str] = ()) -> list[str]:
         if not cases:
             continue
         try:
+            if group.needs_drafter:
+                train()
             with serving(
                 ENGINES[name], extra=group.extra, environ=group.environ, key=group.key, label=group.name
             ) as server:

@@ -1,25 +1,18 @@
 """Served against predicted: vLLM speculates with a trained DFlash drafter, and its counters are what we predict."""
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
+from engines.cases import DFLASH
 from engines.servers import ENGINES, Server, serving
 
 pytestmark = pytest.mark.engines
 
-NUM_DRAFTS = 7
-"""The drafter's block is one anchor and seven masks."""
-
 
 @pytest.fixture(scope="module")
 def speculating(small_drafter) -> Iterator[Server]:
-    extra = (
-        "--speculative-config",
-        json.dumps({"method": "dflash", "model": str(small_drafter), "num_speculative_tokens": NUM_DRAFTS}),
-    )
-    with serving(ENGINES["vllm"], extra=extra, label="dflash") as server:
+    with serving(ENGINES["vllm"], extra=DFLASH, label="dflash") as server:
         yield server
 
 

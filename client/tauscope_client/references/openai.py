@@ -220,6 +220,8 @@ def _kind(card: dict[str, Any], version: dict[str, Any]) -> str:
     ):
         if word in owner:
             return kind
+    if owner == "local" and isinstance(card.get("status"), dict):
+        return "transformers"  # `transformers serve` 5: no version, no name, a path as id
     return "vllm" if version.get("version") else "openai-compatible"
 
 
