@@ -15,8 +15,10 @@ from tauscope_client.commands.doctor import doctor_command
 from tauscope_client.commands.eval import evaluate_command
 from tauscope_client.commands.hidden import hidden_command
 from tauscope_client.commands.references import references_command
+from tauscope_client.commands.report import report_command
 from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode, exit_code_of
 from tauscope_client.provenance import client_version
+from tauscope_client.ship.command import ship_command
 from tauscope_wire.errors import TauscopeError
 
 __all__ = ["app", "main"]
@@ -37,6 +39,8 @@ app.command("hidden")(hidden_command)
 app.command("doctor")(doctor_command)
 app.command("references")(references_command)
 app.command("compare")(compare_command)
+app.command("report")(report_command)
+app.command("ship")(ship_command)
 
 
 @app.command("version")

@@ -56,7 +56,6 @@ class DraftStage:
         self._trees = trees
         self._texts = folder.finished_texts()
         self._failures: list[Failure] = []
-        self._warnings: set[str] = set()
         self._lock = Lock()
 
     def run(self, references: Sequence[Reference], *, concurrency: int) -> list[Failure]:
@@ -71,10 +70,6 @@ class DraftStage:
         run_all(lambda reference: self._one(reference, missing[reference.id]), references, concurrency=concurrency)
         order = {reference.id: index for index, reference in enumerate(references)}
         return sorted(self._failures, key=lambda failure: order[failure.id])
-
-    def warnings(self) -> list[str]:
-        """What the drafter service said about the pairs."""
-        return sorted(self._warnings)
 
     def _missing(self, reference: Reference) -> list[DrafterCard]:
         return [
@@ -109,10 +104,7 @@ class DraftStage:
     def _draft(self, job: TextJob, reference: Reference, card: DrafterCard) -> None:
         path = self._folder.drafts_path(card.name, reference.id)
         if not path.exists():
-            drafts = job.draft(card)
-            write_drafts(path, drafts)
-            with self._lock:
-                self._warnings.update(f"drafter {card.name!r}: {text}" for text in drafts.facts["warnings"])
+            write_drafts(path, job.draft(card))
         if self._trees is not None:
             target_path = self._folder.target_path(reference.id)
             view = read_target(target_path) if target_path.exists() else None

@@ -1,6 +1,6 @@
 """One evaluation from prompts to numbers: references, states, drafts, metrics, each kept as soon as it is done."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +10,7 @@ from tauscope_client.draft_stage import DraftStage
 from tauscope_client.drafter import DrafterClient
 from tauscope_client.drafting import DraftPlan, Draftsman
 from tauscope_client.failures import Failure
+from tauscope_client.metrics import PromptResult
 from tauscope_client.pairing import can_give_logits, check_pair, pair_warnings
 from tauscope_client.progress import Progress
 from tauscope_client.prompts import PromptFile
@@ -22,12 +23,14 @@ from tauscope_client.runs.cautions import cautions_of
 from tauscope_client.runs.files import write_json, write_text
 from tauscope_client.runs.folder import RunFolder
 from tauscope_client.runs.measuring import measure_run
+from tauscope_client.runs.pieces import add_pieces, shown_ids
 from tauscope_client.runs.results import results_of
 from tauscope_client.runs.served import served_beside_predicted
 from tauscope_client.runs.summary import summary_markdown
 from tauscope_client.target import TargetClient
 from tauscope_client.tree_rows import STORED_BUDGETS, TreePlan
 from tauscope_wire.dtypes import WireDtype
+from tauscope_wire.errors import RequestError
 
 __all__ = ["EvalSettings", "Outcome", "evaluate"]
 
@@ -167,7 +170,7 @@ def evaluate(
         measured, incomplete = measure_run(
             folder.path, references, names, tree_budgets=settings.tree_budgets, vocab_size=info.model.vocab_size
         )
-        warnings += work.warnings() + cautions_of(folder.path, references, measured, incomplete)
+        warnings += cautions_of(folder.path, references, measured, incomplete)
         if stability is not None and (caution := stability.caution()) is not None:
             warnings.append(caution)
         results = results_of(
@@ -176,7 +179,16 @@ def evaluate(
             warnings=warnings,
             served=served_beside_predicted(references.values(), measured),
         )
+        _keep_pieces(folder.path, measured, target)
         folder.write_failures(results["failures"])
         write_json(folder.path / "results.json", results)
         write_text(folder.path / "summary.md", summary_markdown(results, folder.manifest))
         return Outcome(out, results, tuple(failures), folder.is_resumed)
+
+
+def _keep_pieces(run: Path, measured: Mapping[str, Sequence[PromptResult]], target: TargetClient) -> None:
+    """Text of drafted tokens for the report; a service without a tokenizer leaves the report with ids."""
+    try:
+        add_pieces(run, shown_ids(run, measured), lambda ids: target.detokenize(ids).pieces)
+    except RequestError:
+        return

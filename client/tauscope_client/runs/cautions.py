@@ -7,8 +7,8 @@ from pathlib import Path
 from tauscope_client.metrics import PromptResult, pool
 from tauscope_client.metrics.intervals import FEW_PROMPTS
 from tauscope_client.references.record import Reference
-from tauscope_client.runs.draft_files import read_target
-from tauscope_client.runs.measuring import target_path
+from tauscope_client.runs.draft_files import read_drafts, read_target
+from tauscope_client.runs.measuring import drafts_path, target_path
 from tauscope_client.runs.text_checks import is_looping
 
 __all__ = ["cautions_of"]
@@ -32,7 +32,7 @@ def cautions_of(
     incomplete: Sequence[str],
 ) -> list[str]:
     """One line for each thing to be careful about, most serious first."""
-    cautions: list[str] = []
+    cautions = _of_pairs(run, measured)
     prompts = next(iter(measured.values()), [])
     if incomplete:
         cautions.append(
@@ -60,6 +60,17 @@ def cautions_of(
     if 0 < len(prompts) < FEW_PROMPTS:
         cautions.append(f"only {len(prompts)} prompts: intervals are wide and rough; use {FEW_PROMPTS} or more")
     return cautions
+
+
+def _of_pairs(run: Path, measured: Mapping[str, Sequence[PromptResult]]) -> list[str]:
+    """What the drafter service said with its drafts, whichever run asked for them."""
+    said = {
+        f"drafter {name!r}: {text}"
+        for name, prompts in measured.items()
+        for prompt in prompts
+        for text in read_drafts(drafts_path(run, name, prompt.prompt_id)).facts["warnings"]
+    }
+    return sorted(said)
 
 
 def _of_answers(references: Mapping[str, Reference], prompts: Sequence[PromptResult]) -> list[str]:

@@ -14,6 +14,7 @@ from tauscope_client.runs.draft_files import Drafts, TargetView, read_drafts, re
 from tauscope_client.runs.folder import read_manifest
 from tauscope_client.runs.manifest import Manifest
 from tauscope_client.runs.measuring import drafts_path, measure_turn, target_path
+from tauscope_client.runs.pieces import read_pieces
 from tauscope_client.runs.traces import trace_of_files
 from tauscope_wire.errors import ErrorCode, NotFoundError, RequestError
 
@@ -69,6 +70,11 @@ class Run:
         return {entry["id"]: entry["pieces"] for entry in map(json.loads, filter(_is_whole, lines))}
 
     @cached_property
+    def pieces(self) -> dict[int, str]:
+        """Text of the drafted tokens that reports show, by id."""
+        return read_pieces(self.path)
+
+    @cached_property
     def results(self) -> dict[str, Any]:
         """The content of `results.json`.
 
@@ -86,6 +92,18 @@ class Run:
         """Turns that every drafter has finished, in the order of the results."""
         first: dict[str, Any] = next(iter(self.results["drafters"].values()), {"prompts": []})
         return [prompt["prompt_id"] for prompt in first["prompts"]]
+
+    def prompt(self, drafter: str, turn_id: str) -> dict[str, Any]:
+        """The entry of one drafter on one turn in the results."""
+        return self._prompts[drafter, turn_id]
+
+    @cached_property
+    def _prompts(self) -> dict[tuple[str, str], dict[str, Any]]:
+        return {
+            (name, prompt["prompt_id"]): prompt
+            for name, drafter in self.results["drafters"].items()
+            for prompt in drafter["prompts"]
+        }
 
     def drafts(self, drafter: str, turn_id: str) -> Drafts:
         """Drafts of one drafter on one turn."""
