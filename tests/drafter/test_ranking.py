@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tauscope_drafter.head import Embedding, Head
-from tauscope_drafter.ranking import BLOCK, top_k
+from tauscope_drafter.ranking import block_size, top_k
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ def sorted_ids(row: torch.Tensor, k: int) -> list[int]:
 
 @given(
     seed=st.integers(0, 10_000),
-    width=st.integers(1, 5 * BLOCK + 3),
+    width=st.integers(1, 700),
     k=st.integers(1, 12),
     levels=st.sampled_from([2, 5, 1000]),
 )
@@ -36,7 +36,7 @@ def test_the_k_best_are_those_of_a_full_sort_with_ties_to_the_lowest_id(
 
 
 def test_bf16_ties_at_the_edge_of_the_list_go_to_the_lowest_id() -> None:
-    logits = torch.zeros(1, 4 * BLOCK, dtype=torch.bfloat16)
+    logits = torch.zeros(1, 512, dtype=torch.bfloat16)
     logits[0, [511, 300, 77, 76]] = 1.0
     assert top_k(logits, 3).ids[0].tolist() == [76, 77, 300]
     assert top_k(logits, 6).ids[0].tolist() == [76, 77, 300, 511, 0, 1]
@@ -78,3 +78,8 @@ def test_embedding_rows_are_gathered_where_the_table_lies_and_scaled() -> None:
     assert embedding.rows(torch.tensor([[2, 0]])).tolist() == [[[6, 7, 8], [0, 1, 2]]]
     assert embedding.scaled(2.0).rows(torch.tensor([1])).tolist() == [[6, 8, 10]]
     assert embedding.rows(torch.tensor([1])).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("width", "k", "block"), [(4096, 8, 32), (248_320, 8, 256), (96, 5, 16), (248_320, 1024, 16)])
+def test_blocks_are_chosen_so_that_both_levels_cost_the_same(width: int, k: int, block: int) -> None:
+    assert block_size(width, k) == block

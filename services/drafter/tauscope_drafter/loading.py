@@ -18,7 +18,7 @@ from tauscope_drafter.checkpoint.vocabulary import target_ids
 from tauscope_drafter.checkpoint.weights import WeightsHash, read_aside, read_tensors
 from tauscope_drafter.families.family import Network, Shared
 from tauscope_drafter.fit import DrafterSide, TargetSide, check_fit
-from tauscope_drafter.head import DEFAULT_CHUNK_BYTES, Embedding, Head
+from tauscope_drafter.head import CHUNK_BYTES, DEFAULT_CHUNK_BYTES, Embedding, Head
 from tauscope_drafter.spec import DrafterSpec
 from tauscope_drafter.target_weights import TargetFolder
 from tauscope_wire.errors import CheckpointError, ErrorCode
@@ -84,7 +84,7 @@ def open_place(
     dtype: torch.dtype,
     target: Path | None,
     *,
-    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    chunk_bytes: int | None = None,
     head_on_host: bool = False,
 ) -> Place:
     """Read the target's embedding, head and final norm once.
@@ -93,12 +93,13 @@ def open_place(
         device: of all computation.
         dtype: of all computation.
         target: folder of the target's checkpoint, or None.
-        chunk_bytes: bound on the logits alive at once.
+        chunk_bytes: bound on the logits alive at once; None chooses by device.
         head_on_host: keep the head on the host and stream it (a GPU without room for it).
 
     Raises:
         CheckpointError: the folder is no checkpoint of a decoder-only model.
     """
+    chunk_bytes = chunk_bytes or CHUNK_BYTES.get(device.type, DEFAULT_CHUNK_BYTES)
     if target is None:
         return Place(device, dtype, chunk_bytes=chunk_bytes)
     folder = TargetFolder(target)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BLOCK = 128  # near sqrt(V / k) for V = 250k and k = 8..16, where both levels cost about the same
+MIN_BLOCK, MAX_BLOCK = 16, 256
 _ID_BITS = 32
 
 
@@ -52,24 +52,40 @@ def top_k(logits: Tensor, k: int, *, first_id: int = 0) -> TopK:
         `TopK`, its log-mass computed in float32.
     """
     num_rows, width = logits.shape
-    wide = logits.float()
-    log_mass = torch.logsumexp(wide, -1)
-    num_blocks = width // BLOCK
+    # One fused kernel from any dtype to float32; subtracting and summing apart would write the rows twice more.
+    logprobs = torch.log_softmax(logits, -1, dtype=torch.float32)
+    block = block_size(width, k)
+    num_blocks = width // block
     if num_blocks <= k:
         ids = torch.arange(width, device=logits.device).expand(num_rows, width)
-        return _select(wide, ids, k, first_id, log_mass)
-    body = wide[:, : num_blocks * BLOCK].view(num_rows, num_blocks, BLOCK)
+        return _ranked(logits, ids, k, logprobs, first_id)
+    body = logits[:, : num_blocks * block].view(num_rows, num_blocks, block)
     order = _keys(body.amax(-1), torch.arange(num_blocks, device=logits.device)).topk(k, -1, sorted=False).indices
-    ids = (order.unsqueeze(-1) * BLOCK + torch.arange(BLOCK, device=logits.device)).flatten(1)
-    if num_blocks * BLOCK < width:
-        tail = torch.arange(num_blocks * BLOCK, width, device=logits.device).expand(num_rows, -1)
+    ids = (order.unsqueeze(-1) * block + torch.arange(block, device=logits.device)).flatten(1)
+    if num_blocks * block < width:
+        tail = torch.arange(num_blocks * block, width, device=logits.device).expand(num_rows, -1)
         ids = torch.cat((ids, tail), 1)
-    return _select(wide.gather(1, ids), ids, k, first_id, log_mass)
+    return _ranked(logits.gather(1, ids), ids, k, logprobs, first_id)
 
 
-def _select(values: Tensor, ids: Tensor, k: int, first_id: int, log_mass: Tensor) -> TopK:
+def block_size(width: int, k: int) -> int:
+    """Power of two near sqrt(V / k): there the V / b maxima and the k * b candidates cost about the same."""
+    block = MIN_BLOCK
+    while block < MAX_BLOCK and block * block * k < width:
+        block *= 2
+    return block
+
+
+def _ranked(values: Tensor, ids: Tensor, k: int, logprobs: Tensor, first_id: int) -> TopK:
+    chosen, logits = _select(values.float(), ids, k)
+    log_mass = logits[:, 0] - logprobs.gather(1, chosen[:, :1]).squeeze(1)
+    return TopK(chosen + first_id, logits, log_mass)
+
+
+def _select(values: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Ids and values of the k best, in order."""
     best = _keys(values, ids).topk(k, -1, sorted=True).indices
-    return TopK(ids.gather(1, best) + first_id, values.gather(1, best), log_mass)
+    return ids.gather(1, best), values.gather(1, best)
 
 
 def merge_top_k(left: TopK, right: TopK, k: int) -> TopK:
@@ -77,4 +93,4 @@ def merge_top_k(left: TopK, right: TopK, k: int) -> TopK:
     ids = torch.cat((left.ids, right.ids), 1)
     logits = torch.cat((left.logits, right.logits), 1)
     log_mass = torch.logaddexp(left.log_mass, right.log_mass)
-    return _select(logits, ids, min(k, ids.shape[1]), 0, log_mass)
+    return TopK(*_select(logits, ids, min(k, ids.shape[1])), log_mass)

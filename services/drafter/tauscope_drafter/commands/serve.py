@@ -49,7 +49,9 @@ def serve_command(
     ] = None,
     context_memory: Annotated[str, typer.Option(help="Bound on the fused contexts that are kept.")] = "256MiB",
     batch_memory: Annotated[str | None, typer.Option(help="Bound on the activations of one batch of anchors.")] = None,
-    logits_memory: Annotated[str, typer.Option(help="Bound on the logits that exist at a time.")] = "256MiB",
+    logits_memory: Annotated[
+        str | None, typer.Option(help="Bound on the logits that exist at a time; by default 256MiB, 3GiB on a GPU.")
+    ] = None,
     head_on_host: Annotated[
         bool, typer.Option("--head-on-host", help="Keep the head in host memory and stream it to the GPU.")
     ] = False,
@@ -117,7 +119,7 @@ def serve_command(
             where,
             choose_dtype(dtype, where),
             target_model,
-            chunk_bytes=parse_bytes(logits_memory),
+            chunk_bytes=None if logits_memory is None else parse_bytes(logits_memory),
             head_on_host=head_on_host,
         )
         engine = Engine(
