@@ -33,9 +33,9 @@ class Anatomy:
     model: Any
     decoder: nn.Module
     layers_path: str
-    embedding: nn.Module
+    embedding: Any
     final_norm: nn.Module
-    head: nn.Module | None
+    head: Any
     layer_types: list[str]
     scale_logits: Callable[[torch.Tensor], torch.Tensor]
     cache_keyword: str

@@ -45,9 +45,10 @@ def create_app(
     """
     access = access or Access()
     metrics = ServiceMetrics("tauscope_target")
+    pass_tokens = settings.pass_tokens or engine.facts.pass_tokens
     loop: ComputeLoop[Job, Result] = ComputeLoop(
         engine.execute,
-        pack=fair_pack(max_cost=settings.pass_tokens, max_jobs=settings.max_batch),
+        pack=fair_pack(max_cost=pass_tokens, max_jobs=settings.max_batch),
         max_queued=settings.limits.max_queued,
         gather_s=settings.max_wait_s,
         gather_cost=settings.gather_tokens,

@@ -22,6 +22,12 @@ from tauscope_wire.errors import DeadlineError, ErrorCode, MismatchError, Reques
 OUT_OF_MEMORY_RETRY_S = 5.0
 
 
+def is_memory_refused(error: BaseException) -> bool:
+    """Whether the device refused memory: libraries below torch's allocator report it as a plain RuntimeError."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "ALLOC_FAILED" in text or "out of memory" in text
+
+
 @dataclass(frozen=True, eq=False)
 class EngineParts:
     """What an engine runs with.
@@ -106,7 +112,9 @@ class TorchEngine:
             if self._watch is not None:
                 self._watch.check()
             return self._hidden(jobs)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_memory_refused(error):
+                raise
             refused = UnavailableError(
                 f"the device refused memory for a pass of {len(jobs)} x {max(j.stop for j in jobs)} tokens; "
                 "try again, or ask for a shorter prompt",
@@ -139,7 +147,9 @@ class TorchEngine:
             if self._watch is not None:
                 self._watch.check()
             return Generator(self.parts.runner, self.parts.head, device=self.parts.device).run(job)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_memory_refused(error):
+                raise
             return UnavailableError(
                 "the device refused memory for a generation; try again, or ask for fewer tokens",
                 ErrorCode.OUT_OF_MEMORY,

@@ -19,6 +19,7 @@ from torch import nn
 
 from tauscope_target.anatomy import Anatomy
 from tauscope_target.capture import Capture
+from tauscope_target.duty import Duty
 from tauscope_target.jobs import HiddenJob
 from tauscope_wire.errors import DeadlineError, ErrorCode
 from tauscope_wire.layers import EMBEDDING
@@ -78,6 +79,7 @@ class DecoderRunner:
         weights: how layers get their weights.
         device: where activations live.
         chunk_tokens: most tokens that a layer computes at once.
+        duty: pauses between layers; none by default.
         embed: token ids [batch, seq] (int64, CPU) to embeddings on the device.
     """
 
@@ -88,11 +90,13 @@ class DecoderRunner:
         weights: LayerWeights,
         device: torch.device,
         chunk_tokens: int,
+        duty: Duty | None = None,
         embed: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.anatomy = anatomy
         self.chunk_tokens = chunk_tokens
         self._weights = weights
+        self._duty = duty if duty is not None else Duty(1.0, device=device)
         self._device = device
         self._embed = embed if embed is not None else self._embed_on_device
         self._capture: Capture | None = None
@@ -126,6 +130,7 @@ class DecoderRunner:
             capture.take(EMBEDDING, 0, hidden)
             if deepest == EMBEDDING:
                 raise PassEnded
+        self._duty.begin()
         self._weights.acquire(index, deepest=deepest)
         try:
             if capture is None:
@@ -138,6 +143,7 @@ class DecoderRunner:
                 output = self._in_chunks(index, layer, hidden, capture=capture, width=width, kwargs=kwargs)
         finally:
             self._weights.release(index)
+            self._duty.end()
         if index >= deepest:
             raise PassEnded
         return output

@@ -126,6 +126,8 @@ class TargetFacts:
     layer_types: list[str]
     numerics: Numerics
     mode: str
+    pass_tokens: int
+    longest_tokens: int | None
     mode_cannot: list[str]
     deepest_layer: int
     dtypes: list[WireDtype]

@@ -42,17 +42,17 @@ class LoadingPlan:
 
     Attributes:
         dtype: of weights and activations.
-        device: where parameters live that `allocate` does not place.
+        device: where everything lives that `place` does not put elsewhere.
         deepest_layer: last decoder layer to load, or None for all.
         with_head: load final norm and output projection.
-        allocate: memory for a parameter; None puts everything on `device`.
+        place: given the trimmed skeleton, gives the memory of each parameter; None puts everything on `device`.
     """
 
     dtype: torch.dtype
     device: torch.device
     deepest_layer: int | None = None
     with_head: bool = True
-    allocate: Allocate | None = None
+    place: Callable[[Anatomy], Allocate] | None = None
 
 
 class _EmptyOnMeta(TorchFunctionMode):
@@ -119,7 +119,7 @@ def load(folder: CheckpointFolder, plan: LoadingPlan, *, progress: Progress = la
     source = open_source(folder)
     _trim(anatomy, plan)
     names = match_names(model, source.shapes(), skipped=_skipper(anatomy, plan))
-    fill(model, source, names, plan, progress=progress)
+    fill(anatomy, source, names, plan, progress=progress)
     return _finished(anatomy, plan)
 
 
@@ -195,21 +195,18 @@ def match_names(model: Any, shapes: Mapping[str, tuple[int, ...]], *, skipped: C
     return {own: name for own, name in found.items() if own not in tied}
 
 
-def fill(model: Any, source: WeightSource, names: Mapping[str, str], plan: LoadingPlan, *, progress: Progress) -> None:
+def fill(
+    anatomy: Anatomy, source: WeightSource, names: Mapping[str, str], plan: LoadingPlan, *, progress: Progress
+) -> None:
     """Allocate every parameter and read its tensor into it; then tie what the configuration ties."""
-    keep_float32 = [re.compile(p) for p in getattr(model, "_keep_in_fp32_modules_strict", None) or []]
+    model = anatomy.model
+    allocate = plan.place(anatomy) if plan.place is not None else _on(plan.device)
     tensors = dict(_persistent(model))
     sizes = {name: tensors[name].numel() * tensors[name].element_size() for name in names}
     done, total = 0, sum(sizes.values())
     for name, stored in names.items():
         skeleton = tensors[name]
-        dtype = plan.dtype if skeleton.dtype.is_floating_point else skeleton.dtype
-        if any(pattern.search(name) for pattern in keep_float32):
-            dtype = torch.float32
-        shape = tuple(skeleton.shape)
-        place = (
-            plan.allocate(name, shape, dtype) if plan.allocate else torch.empty(shape, dtype=dtype, device=plan.device)
-        )
+        place = allocate(name, tuple(skeleton.shape), parameter_dtype(model, name, skeleton, plan))
         source.read_into(stored, place)
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)
@@ -223,6 +220,20 @@ def fill(model: Any, source: WeightSource, names: Mapping[str, str], plan: Loadi
         model.tie_weights()
 
 
+def parameter_dtype(model: Any, name: str, skeleton: torch.Tensor, plan: LoadingPlan) -> torch.dtype:
+    """Dtype that a parameter is held in: the plan's, except what the architecture keeps in float32."""
+    if any(re.search(pattern, name) for pattern in getattr(model, "_keep_in_fp32_modules_strict", None) or []):
+        return torch.float32
+    return plan.dtype if skeleton.dtype.is_floating_point else skeleton.dtype
+
+
+def _on(device: torch.device) -> Allocate:
+    def allocate(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return allocate
+
+
 def _finished(anatomy: Anatomy, plan: LoadingPlan) -> Anatomy:
     stuck = [name for name, tensor in _all_tensors(anatomy.model) if tensor.device.type == "meta"]
     if stuck:
@@ -231,6 +242,8 @@ def _finished(anatomy: Anatomy, plan: LoadingPlan) -> Anatomy:
             ErrorCode.CHECKPOINT_UNSUPPORTED,
         )
     for module in anatomy.model.modules():
+        if module is anatomy.embedding and anatomy.embedding.weight.device != plan.device:
+            continue  # looked up in host memory, with its own scale
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.device != plan.device:
                 module._buffers[name] = buffer.to(plan.device)
@@ -244,7 +257,7 @@ def _load_by_library(folder: CheckpointFolder, config: Any, plan: LoadingPlan) -
 
     from tauscope_target import attention
 
-    if plan.allocate is not None or plan.deepest_layer is not None:
+    if plan.place is not None or plan.deepest_layer is not None:
         raise CheckpointError(
             f"{folder.path}: this checkpoint is converted or dequantised while it is loaded, which only the resident "
             "and cpu modes with all layers can do",

@@ -29,9 +29,13 @@ def prompt_ids(prompt: Prompt, *, tokens: Tokens | None, facts: TargetFacts, lim
     ids = _ids(prompt, tokens)
     if not ids:
         raise RequestError("the prompt has no tokens; give at least one", ErrorCode.EMPTY_PROMPT)
-    bound = min(limits.max_tokens, facts.max_positions or limits.max_tokens)
+    bounds = {
+        "this service accepts": limits.max_tokens,
+        "the model was made for": facts.max_positions or limits.max_tokens,
+        "the memory of the device holds": facts.longest_tokens or limits.max_tokens,
+    }
+    whose, bound = min(bounds.items(), key=lambda item: item[1])
     if len(ids) > bound:
-        whose = "this service accepts" if bound == limits.max_tokens else "the model was made for"
         raise TooLargeError(
             f"the prompt has {len(ids)} tokens: {whose} at most {bound}",
             ErrorCode.PROMPT_TOO_LONG,

@@ -27,7 +27,7 @@ class TargetSettings(BaseModel):
 
     Attributes:
         serving: address, keys, TLS, limits.
-        pass_tokens: budget of a pass in tokens, padding included.
+        pass_tokens: budget of a pass in tokens, padding included; None takes the engine's own.
         max_batch: most requests that share a pass.
         max_wait_s: how long a request may wait for company.
         gather_tokens: waiting tokens at which a pass starts at once; 0 never waits.
@@ -39,7 +39,7 @@ class TargetSettings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     serving: ServingSettings
-    pass_tokens: Annotated[int, Field(ge=1)] = 8_192
+    pass_tokens: Annotated[int, Field(ge=1)] | None = None
     max_batch: Annotated[int, Field(ge=1)] = 64
     max_wait_s: Annotated[float, Field(ge=0)] = 0.005
     gather_tokens: Annotated[int, Field(ge=0)] = 0

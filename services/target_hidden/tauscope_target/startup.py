@@ -9,21 +9,19 @@ import torch
 
 from tauscope_target import arithmetic, guard
 from tauscope_target.checkpoint import CheckpointFolder, open_checkpoint
+from tauscope_target.duty import Duty
 from tauscope_target.engine import EngineParts, TorchEngine
-from tauscope_target.forward import DecoderRunner, ResidentWeights
 from tauscope_target.jobs import TargetFacts
 from tauscope_target.kernels import KernelWatch, Observation, observing, pin_configurations, ran_configurations
-from tauscope_target.loading import LoadingPlan, Progress, checkpoint_dtype, load
-from tauscope_target.logits import ResidentHead
+from tauscope_target.loading import LoadingPlan, Progress, checkpoint_dtype, load, read_config
+from tauscope_target.modes import ModeDecision, ModeRequest, apply_cap, build, decide, default_duty, measure
 from tauscope_target.numerics import fingerprint, refuse_reference_kernels
-from tauscope_target.selftests import SelfTestPlan, jobs_for, run_self_tests
+from tauscope_target.selftests import SelfTestPlan, jobs_for, noise_floor, run_self_tests
+from tauscope_target.sizes import model_sizes
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.errors import ErrorCode, InternalError
 from tauscope_wire.messages import ModelInfo, SelfTest
 
-CPU_CHUNK_TOKENS = 2048
-"""Tokens a layer computes at once on a CPU: bounds activations; larger chunks gain nothing there."""
-GPU_CHUNK_TOKENS = 16384
 MAX_TESTED_LAYERS = 8
 
 
@@ -39,7 +37,7 @@ class EngineSettings:
         allow_reference_kernels: serve a hybrid model on the slow reference functions.
         deepest_layer: last layer that may be asked; None for all.
         with_head: load final norm and head.
-        chunk_tokens: most tokens a layer computes at once; None chooses by device.
+        mode: how weights are held, memory caps, size of passes.
     """
 
     model: Path
@@ -49,7 +47,7 @@ class EngineSettings:
     allow_reference_kernels: bool = False
     deepest_layer: int | None = None
     with_head: bool = True
-    chunk_tokens: int | None = None
+    mode: ModeRequest = field(default_factory=ModeRequest)
     options: tuple[str, ...] = field(default_factory=tuple)
 
 
@@ -86,12 +84,20 @@ def start_engine(
     with_head = settings.with_head and settings.deepest_layer is None
     say(f"loading {settings.model.name}: {folder.nbytes / 1e9:.2f} GB, computing in {_name(dtype)} on {device.type}")
     plan = LoadingPlan(dtype=dtype, device=device, deepest_layer=settings.deepest_layer, with_head=with_head)
-    anatomy = load(folder, plan, progress=progress)
-    chunk = settings.chunk_tokens or (CPU_CHUNK_TOKENS if device.type == "cpu" else GPU_CHUNK_TOKENS)
-    runner = DecoderRunner(anatomy, weights=ResidentWeights(), device=device, chunk_tokens=chunk)
-    parts = EngineParts(runner, ResidentHead(anatomy.head) if anatomy.head is not None else None, device)
-    mode = "cpu" if device.type == "cpu" else "resident"
-    return prove(parts, folder=folder, settings=settings, mode=mode, dtype=dtype, say=say)
+    sizes = model_sizes(
+        folder,
+        read_config(folder).to_dict(),
+        itemsize=dtype.itemsize,
+        deepest_layer=settings.deepest_layer,
+        with_head=with_head,
+    )
+    memory = measure(device)
+    decision = decide(sizes, settings.mode, memory)
+    say(f"weights {decision.reason}; passes of {decision.budget.pass_tokens} tokens")
+    apply_cap(settings.mode, memory, device)
+    duty = Duty(settings.mode.max_duty or default_duty(memory), device=device)
+    parts = build(lambda chosen: load(folder, chosen, progress=progress), decision, plan=plan, duty=duty)
+    return prove(parts, folder=folder, settings=settings, decision=decision, dtype=dtype, say=say)
 
 
 def prove(
@@ -99,7 +105,7 @@ def prove(
     *,
     folder: CheckpointFolder,
     settings: EngineSettings,
-    mode: str,
+    decision: ModeDecision,
     dtype: torch.dtype,
     say: Callable[[str], None],
 ) -> TorchEngine:
@@ -120,7 +126,7 @@ def prove(
         layer_types=anatomy.layer_types[:num_layers],
         device=parts.device,
         compute_dtype=dtype,
-        weights_mode=mode,
+        weights_mode=decision.mode,
         observation=observation,
         kernel_configs=ran_configurations(tuners),
         options=list(settings.options),
@@ -145,7 +151,9 @@ def prove(
         architecture=type(anatomy.model).__name__,
         layer_types=anatomy.layer_types,
         numerics=numerics,
-        mode=mode,
+        mode=decision.mode,
+        pass_tokens=decision.budget.pass_tokens,
+        longest_tokens=decision.budget.longest_tokens,
         mode_cannot=_mode_cannot(parts, num_layers),
         deepest_layer=num_layers - 1,
         dtypes=dtypes,
@@ -153,6 +161,7 @@ def prove(
         can_generate=parts.head is not None and parts.can_generate,
         max_positions=int(getattr(config, "max_position_embeddings", 0) or 0),
         self_tests=results,
+        noise_floor=noise_floor(engine, tests),
     )
     return TorchEngine(parts, facts=facts, watch=watch)
 

@@ -11,6 +11,9 @@ from tauscope_target.commands.loading_lines import LoadingLines
 from tauscope_target.commands.sizes import parse_bytes
 from tauscope_wire.errors import RequestError
 
+STREAMED_WAIT_MS = 50.0
+"""A streamed pass takes a second or more whatever it holds: company is worth a short wait."""
+
 
 def serve_command(
     context: typer.Context,
@@ -36,8 +39,24 @@ def serve_command(
     ] = None,
     head: Annotated[bool, typer.Option("--head/--no-head", help="Load final norm and head.")] = True,
     chunk_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens a layer computes at once.")] = None,
-    pass_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a pass, padding included.")] = 8192,
-    max_wait_ms: Annotated[float, typer.Option(min=0, help="How long a request may wait for company.")] = 5.0,
+    weights: Annotated[
+        Literal["auto", "resident", "streamed", "cpu"],
+        typer.Option(help="How weights are held: on the GPU, streamed through it layer by layer, or in host memory."),
+    ] = "auto",
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(help="Most memory this process takes on the GPU, e.g. 2.5GiB; all that is free if not given."),
+    ] = None,
+    max_duty: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=1, help="Share of the time that layers run; 0.2 on a GPU that is in use, else 1."),
+    ] = None,
+    pass_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a pass, padding included; what fits, up to 16384, if left out.")
+    ] = None,
+    max_wait_ms: Annotated[
+        float | None, typer.Option(min=0, help="How long a request waits for company; 50 when streamed, else 0.")
+    ] = None,
     store_memory: Annotated[str, typer.Option(help="Memory for handles.")] = "4GiB",
     ttl_s: Annotated[float, typer.Option(min=1, help="How long a handle may live, in seconds.")] = 3600.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest sequence.")] = 32768,
@@ -68,6 +87,7 @@ def serve_command(
     from tauscope_serving.service import Access
     from tauscope_serving.settings import ServingSettings
     from tauscope_target.app import create_app
+    from tauscope_target.modes import ModeRequest
     from tauscope_target.settings import DEFAULT_LIMITS, TargetSettings
     from tauscope_target.startup import EngineSettings, start_engine
     from tauscope_target.tokens import load_tokens
@@ -90,13 +110,7 @@ def serve_command(
             }
         ),
     )
-    settings = TargetSettings(
-        serving=serving,
-        pass_tokens=pass_tokens,
-        max_wait_s=max_wait_ms / 1e3,
-        store_bytes=parse_bytes(store_memory),
-        ttl_s=ttl_s,
-    )
+    store_bytes = parse_bytes(store_memory)
     check_exposure(serving)
     set_up_logs(log_level)
     _quiet_transformers()
@@ -110,7 +124,13 @@ def serve_command(
                 allow_reference_kernels=allow_reference_kernels,
                 deepest_layer=deepest_layer,
                 with_head=head,
-                chunk_tokens=chunk_tokens,
+                mode=ModeRequest(
+                    weights=weights,
+                    gpu_memory=None if gpu_memory is None else parse_bytes(gpu_memory),
+                    pass_tokens=pass_tokens,
+                    chunk_tokens=chunk_tokens,
+                    max_duty=max_duty,
+                ),
             ),
             progress=LoadingLines(say),
             say=say,
@@ -120,6 +140,16 @@ def serve_command(
         if engine.facts.numerics.reference_kernels:
             say("warning: reference kernels for linear attention; drafters trained on fla kernels may look worse here")
         tokens = load_tokens(model)
+        is_streamed = engine.facts.mode == "streamed"
+        wait_ms = max_wait_ms if max_wait_ms is not None else (STREAMED_WAIT_MS if is_streamed else 0.0)
+        settings = TargetSettings(
+            serving=serving,
+            pass_tokens=pass_tokens,
+            max_wait_s=wait_ms / 1e3,
+            gather_tokens=engine.facts.pass_tokens if wait_ms else 0,
+            store_bytes=store_bytes,
+            ttl_s=ttl_s,
+        )
         url = url_of(listener, tls=tls_cert is not None)
         serve(
             create_app(engine, tokens, settings, access=Access(keyring=Keyring(keys))),

@@ -1,0 +1,53 @@
+"""Limits the share of time in which this service uses the device.
+
+Stream priorities do not reach into another process, and two processes that are both busy get half of a GPU each. So
+being a good neighbour means pausing: after every layer, long enough that the share asked for is kept.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+SHARED_DUTY = 0.2
+"""Share on a card that somebody else uses: while we run, a busy neighbour gets about half of the device, so a fifth
+costs it a tenth."""
+
+
+class Duty:
+    """Pauses between layers.
+
+    Args:
+        share: of the time, above 0; 1 never pauses and never waits.
+        device: where layers run.
+        sleep: waits for seconds; a seam for tests.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        share: float,
+        *,
+        device: torch.device,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.share = share
+        self._device = device
+        self._sleep = sleep
+        self._clock = clock
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """A layer starts."""
+        if self.share < 1:
+            self._began = self._clock()
+
+    def end(self) -> None:
+        """A layer was put on the stream: wait for it, then pause in proportion."""
+        if self.share >= 1:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        busy_s = self._clock() - self._began
+        self._sleep(busy_s * (1 / self.share - 1))
