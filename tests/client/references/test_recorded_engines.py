@@ -52,6 +52,15 @@ def test_the_client_sends_exactly_the_requests_that_real_servers_answered(record
     assert transport.unplayed == []
 
 
+@pytest.mark.parametrize("case", ["greedy-stop", "greedy-length"])
+def test_a_server_that_gives_text_only_comes_to_the_same_ids(case):
+    """transformers serve: chat, no ids, the stop id missing from the text; the round trip puts it together again."""
+    facts, completion = play("transformers", case)
+    assert (facts["kind"], facts["dialect"], facts["returns_ids"]) == ("transformers", "chat", False)
+    assert completion.drift == ""
+    assert completion.response_ids == play("sglang", case)[1].response_ids
+
+
 @pytest.mark.parametrize("case", ["greedy-stop", "greedy-length", "greedy-tail"])
 def test_two_engines_on_the_same_weights_in_float32_give_the_same_ids(case):
     _, sglang = play("sglang", case)
@@ -110,11 +119,13 @@ def test_a_length_limit_over_the_context_is_refused_with_the_servers_words(engin
 def test_a_missing_key_says_which_option_gives_it(engine):
     with pytest.raises(AuthenticationError, match="--reference-key"):
         play(engine, "key-missing")
+    assert play(engine, "key-given")[1].response_ids
 
 
-def test_a_description_kept_for_administrators_costs_facts_and_nothing_else():
+def test_a_second_key_for_administrators_does_not_hide_the_description_in_this_version():
+    """Older servers answered 401 at /server_info; that is met in `tests/client/test_sglang_references.py`."""
     facts, completion = play("sglang", "admin-key-missing")
-    assert facts["model"] == "/models/smollm2" and facts["speculating"] is None
+    assert (facts["model"], facts["speculating"]) == ("/models/smollm2", False)
     assert completion.response_ids
 
 
@@ -143,6 +154,21 @@ def test_every_recorded_openai_answer_is_read(recording, exchange):
     assert answer.text or answer.ids
     if answer.ids is not None:
         assert len(answer.ids) == exchange.answer["usage"]["completion_tokens"]
+
+
+def test_a_vllm_that_speculates_gives_the_rounds_of_each_request():
+    facts, completion = play("vllm", "speculating")
+    assert facts["speculating"] is True
+    served = completion.served
+    assert served.completion_tokens == len(completion.response_ids)
+    assert sum(served.histogram) == served.verify_steps < served.completion_tokens
+    rounds_times_tokens = sum((accepted + 1) * steps for accepted, steps in enumerate(served.histogram))
+    # vLLM counts a round whole, also where the text was cut inside it.
+    assert served.emitted <= rounds_times_tokens < served.emitted + len(served.histogram)
+
+
+def test_a_vllm_that_does_not_speculate_is_known_not_to():
+    assert play("vllm", "greedy-stop")[0]["speculating"] is False
 
 
 def test_the_corpus_holds_no_path_of_the_machine_it_was_recorded_on():
