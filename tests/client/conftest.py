@@ -7,10 +7,16 @@ import pytest
 from kit.client import PROMPTS, table_services
 
 
-@pytest.fixture
-def services():
+@pytest.fixture(scope="session")
+def running_services():
     with table_services() as both:
         yield both
+
+
+@pytest.fixture
+def services(running_services):
+    running_services.ledger.reset()
+    return running_services
 
 
 @pytest.fixture

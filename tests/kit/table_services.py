@@ -71,6 +71,13 @@ class Ledger:
     fail: set[int] = field(default_factory=set)
     lock: Any = field(default_factory=Lock)
 
+    def reset(self) -> None:
+        """As new: the services keep running from one test to the next."""
+        self.calls.clear()
+        self.handles.clear()
+        self.fail = set()
+        self.gone_after = 0
+
     def count(self, endpoint: str) -> int:
         return sum(name == endpoint for name, _ in self.calls)
 
