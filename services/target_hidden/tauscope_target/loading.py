@@ -115,8 +115,24 @@ def load(folder: CheckpointFolder, plan: LoadingPlan, *, progress: Progress = la
     model = build_skeleton(config, plan.dtype)
     if _needs_conversion(model):
         return _load_by_library(folder, config, plan)
+    return assemble(model, open_source(folder), plan, progress=progress)
+
+
+def assemble(
+    model: Any, source: WeightSource, plan: LoadingPlan, *, progress: Progress = lambda done, total: None
+) -> Anatomy:
+    """Fill a skeleton from a source.
+
+    Args:
+        model: a skeleton of `build_skeleton`.
+        source: tensors by their names in a checkpoint.
+        plan: what to load and where.
+        progress: told about bytes as they are read.
+
+    Raises:
+        CheckpointError: see `load`.
+    """
     anatomy = dissect(model, has_head=plan.with_head)
-    source = open_source(folder)
     _trim(anatomy, plan)
     names = match_names(model, source.shapes(), skipped=_skipper(anatomy, plan))
     fill(anatomy, source, names, plan, progress=progress)
