@@ -13,27 +13,24 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from tauscope_wire.errors import ErrorCode, RequestError, WireError
+from tauscope_wire.address import checked_key, parse_address
+from tauscope_wire.errors import ErrorCode, WireError
 from tauscope_wire.failures import broken_connection, error_of, foreign_answer
-from tauscope_wire.framing import Part, pack_parts
+from tauscope_wire.request_body import JSON, MSGPACK, encode
 from tauscope_wire.source import IterSource, Source
 from tauscope_wire.transport import SOURCE, FastTransport
 
-__all__ = ["MSGPACK", "Connection"]
-
-MSGPACK: Final = "application/msgpack"
+__all__ = ["Connection"]
 
 TIMEOUT_S: Final = 600.0
 """Longest silence of a service: a cold 27B pass over a long prompt takes minutes before its first byte."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
 
-MAX_JSON_BYTES: Final = 64 << 20
+MAXJSON_BYTES: Final = 64 << 20
 """Longest JSON answer that is read: `/tokenize` of the longest sequences, with room."""
 
 _MAX_ERROR_BYTES: Final = 1 << 20
-
-_JSON: Final = "application/json"
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -67,10 +64,10 @@ class Connection:
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        url, uds = _parse_address(self.base_url)
+        url, uds = parse_address(self.base_url)
         headers = {"Accept-Encoding": "identity", "User-Agent": "tauscope"}
         if key is not None:
-            headers["Authorization"] = f"Bearer {_checked_key(key)}"
+            headers["Authorization"] = f"Bearer {checked_key(key)}"
         self._timeout = httpx.Timeout(timeout_s, connect=connect_timeout_s)
         self._new_request_id = new_request_id
         self._client = httpx.Client(
@@ -168,7 +165,7 @@ class Connection:
     ) -> Iterator[tuple[httpx.Response, str]]:
         """An open answer with status 2xx."""
         where = f"{method} {self.base_url}{path}"
-        body = _encode(request) if request is not None else None
+        body = encode(request) if request is not None else None
         headers = {"X-Request-Id": self._new_request_id()}
         if body is not None:
             headers |= {"Content-Type": body.content_type, "Content-Length": str(body.nbytes)}
@@ -193,41 +190,15 @@ class Connection:
         return self._timeout if timeout_s is None else httpx.Timeout(timeout_s, connect=self._timeout.connect)
 
 
-class _RequestBody:
-    """An encoded request; iterating gives its parts without joining them."""
-
-    def __init__(self, content_type: str, parts: list[Part]) -> None:
-        self.content_type = content_type
-        self.nbytes = sum(map(len, parts))
-        self._parts = parts
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._parts)
-
-
-def _encode(request: BaseModel) -> _RequestBody:
-    """JSON, or msgpack when there are bytes in it, which JSON cannot carry."""
-    fields = request.model_dump(mode="python", by_alias=True)
-    if _has_bytes(fields):
-        return _RequestBody(MSGPACK, pack_parts(fields))
-    return _RequestBody(_JSON, [request.model_dump_json(by_alias=True).encode()])
-
-
-def _has_bytes(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_bytes, value.values()))
-    return isinstance(value, bytes)  # no message has bytes inside of a list
-
-
 def _media_type(response: httpx.Response) -> str:
     media_type: str = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     return media_type
 
 
 def _parse(response: httpx.Response, where: str, model: type[M]) -> M:
-    if _media_type(response) != _JSON:
+    if _media_type(response) != JSON:
         raise foreign_answer(response, where)
-    body = _read_bounded(response, MAX_JSON_BYTES)
+    body = _read_bounded(response, MAXJSON_BYTES)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -261,24 +232,3 @@ def _read_bounded(response: httpx.Response, max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             break
     return bytes(body[:max_bytes])
-
-
-def _parse_address(base_url: str) -> tuple[str, str | None]:
-    """The URL for httpx, and the path of the Unix socket if it is one."""
-    try:
-        url = httpx.URL(base_url)
-    except httpx.InvalidURL:
-        raise RequestError("the address of the service is not a URL; give http://HOST:PORT") from None
-    if url.userinfo:
-        raise RequestError("the address of the service holds a user name or password; give the key as a key instead")
-    if url.scheme == "unix" and not url.host and len(url.path) > 1:
-        return "http://localhost", url.path
-    if url.scheme not in ("http", "https") or not url.host:
-        raise RequestError(f"{base_url}: not an address of a service; give http://HOST:PORT or unix:///PATH")
-    return base_url, None
-
-
-def _checked_key(key: str) -> str:
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise RequestError("the API key is empty or holds a blank or a character outside of printable ASCII")
-    return key

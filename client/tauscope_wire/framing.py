@@ -19,6 +19,7 @@ __all__ = [
     "array_header",
     "bin_header",
     "byte_view",
+    "entry",
     "map_header",
     "pack",
     "pack_parts",
@@ -40,6 +41,11 @@ _APART_BYTES: Final = 4096
 def pack(value: Any) -> bytes:
     """Pack a small value: str as str, bytes as bin, float as float64, maps in their own order."""
     return cast(bytes, msgpack.packb(value, use_bin_type=True))
+
+
+def entry(key: str, value: Any) -> bytes:
+    """One entry of a map, packed."""
+    return pack(key) + pack(value)
 
 
 def map_header(num_entries: int) -> bytes:

@@ -7,7 +7,7 @@ from tauscope_wire.errors import ErrorCode, WireError
 
 __all__ = ["SLICE_BYTES", "BufferedSource", "BytesSource", "IterSource", "Source", "wire_error"]
 
-SLICE_BYTES: Final = 512 << 10
+SLICE_BYTES: Final = 1 << 20
 """Payload bytes taken at once: checked while they are still in the second-level cache; a multiple of every itemsize."""
 
 _BUFFER_BYTES: Final = 64 << 10

@@ -7,7 +7,6 @@ transport keeps httpx's API. The open answer is in `response.extensions["tauscop
 Not supported: HTTP/2, proxies (also not those of the environment), asynchronous clients.
 """
 
-import contextlib
 import http.client
 import ssl
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Final
 import httpx
 
 from tauscope_wire.pool import MAX_CONNECTIONS, Address, ConnectionPool, PooledConnection, PoolTimeoutError
+from tauscope_wire.socket_errors import as_httpx
 
 __all__ = ["SOURCE", "AnswerStream", "FastTransport"]
 
@@ -44,7 +44,7 @@ class AnswerStream(httpx.SyncByteStream):
         Raises:
             httpx.TransportError: the connection broke or stayed silent for the read timeout.
         """
-        with _as_httpx("reading"):
+        with as_httpx("reading"):
             return self._answer.readinto(buffer)
 
     def remaining_bytes(self) -> int | None:
@@ -58,7 +58,7 @@ class AnswerStream(httpx.SyncByteStream):
             httpx.TransportError: the connection broke, or the body is shorter than Content-Length.
         """
         while True:
-            with _as_httpx("reading"):
+            with as_httpx("reading"):
                 piece = self._answer.read(_READ_BYTES)
             if not piece:
                 break
@@ -167,7 +167,7 @@ class FastTransport(httpx.BaseTransport):
     ) -> httpx.Response:
         try:
             if connection.http.sock is None:
-                with _as_httpx("connecting"):
+                with as_httpx("connecting"):
                     connection.http.connect()
             connection.set_timeout(timeouts.get("write"))
             failure = _send(request, connection.http)
@@ -190,7 +190,7 @@ class FastTransport(httpx.BaseTransport):
         self, request: httpx.Request, connection: PooledConnection, failure: OSError | None
     ) -> http.client.HTTPResponse:
         try:
-            with _as_httpx("reading"):
+            with as_httpx("reading"):
                 return connection.http.getresponse()
         except (httpx.ReadError, httpx.RemoteProtocolError) as error:
             is_silent = isinstance(error.__cause__, ConnectionError)  # includes http.client.RemoteDisconnected
@@ -210,7 +210,7 @@ class _StaleError(httpx.RemoteProtocolError):
 def _send(request: httpx.Request, connection: http.client.HTTPConnection) -> OSError | None:
     """Send head and body; the error when the server stopped reading before the end, which may have answered already."""
     is_chunked = request.headers.get("transfer-encoding", "").lower() == "chunked"
-    with _as_httpx("writing"):
+    with as_httpx("writing"):
         target = request.url.raw_path.decode("ascii")
         connection.putrequest(request.method, target, skip_host=True, skip_accept_encoding=True)
         for name, value in request.headers.raw:
@@ -228,32 +228,3 @@ def _send(request: httpx.Request, connection: http.client.HTTPConnection) -> OSE
         except ConnectionError as error:
             return error
     return None
-
-
-_TIMEOUTS: Final[dict[str, type[httpx.TransportError]]] = {
-    "connecting": httpx.ConnectTimeout,
-    "writing": httpx.WriteTimeout,
-    "reading": httpx.ReadTimeout,
-}
-_ERRORS: Final[dict[str, type[httpx.TransportError]]] = {
-    "connecting": httpx.ConnectError,
-    "writing": httpx.WriteError,
-    "reading": httpx.ReadError,
-}
-
-
-@contextlib.contextmanager
-def _as_httpx(action: str) -> Iterator[None]:
-    """Turn errors of sockets and `http.client` into httpx's."""
-    try:
-        yield
-    except TimeoutError as error:
-        raise _TIMEOUTS[action](f"timed out while {action}") from error
-    except http.client.RemoteDisconnected as error:
-        raise httpx.RemoteProtocolError("the server closed the connection without an answer") from error
-    except http.client.IncompleteRead as error:
-        raise httpx.RemoteProtocolError("the body ended before its last chunk") from error
-    except http.client.HTTPException as error:
-        raise httpx.RemoteProtocolError(f"not an HTTP answer: {type(error).__name__}") from error
-    except OSError as error:
-        raise _ERRORS[action](f"{error.strerror or type(error).__name__} while {action}") from error

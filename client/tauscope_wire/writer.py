@@ -6,17 +6,16 @@ defects of the service and raise ValueError.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from tauscope_wire.body import Body
 from tauscope_wire.checksums import HEX_LENGTH, checksum
-from tauscope_wire.dtypes import NUMPY_DTYPES, WireDtype, itemsize
-from tauscope_wire.framing import Part, Payload, array_header, bin_header, byte_view, map_header, pack
+from tauscope_wire.chunks import TensorChunk, chunk_head, chunk_parts, chunks_of
+from tauscope_wire.dtypes import WireDtype, itemsize
+from tauscope_wire.framing import Part, array_header, bin_header, byte_view, entry, map_header, pack
 from tauscope_wire.layers import Plane
 from tauscope_wire.messages import DRAFT_SCHEMA, HIDDEN_SCHEMA, ModelInfo, Numerics
 from tauscope_wire.tensors import DrafterSummary, LogitsSummary
@@ -24,31 +23,6 @@ from tauscope_wire.tensors import DrafterSummary, LogitsSummary
 __all__ = ["Body", "TensorChunk", "chunks_of", "draft_body", "hidden_body"]
 
 _HEX = "0" * HEX_LENGTH
-
-
-@dataclass(frozen=True, eq=False)
-class TensorChunk:
-    """Rows start..stop of every plane.
-
-    Attributes:
-        start, stop: half-open range of positions of the sequence (not of the answer).
-        data: one C-contiguous buffer per plane, in order, each [stop - start, hidden].
-        xxh3_128: checksum over `data` in order when it is known already, else it is computed while sending.
-    """
-
-    start: int
-    stop: int
-    data: Sequence[Payload]
-    xxh3_128: str | None = None
-
-
-def chunks_of(states: npt.NDArray[Any], start: int, *, max_rows: int) -> list[TensorChunk]:
-    """Cut states [planes, positions, hidden] whose first row is position `start` into chunks of views."""
-    num_rows = states.shape[1]
-    return [
-        TensorChunk(start + low, start + min(low + max_rows, num_rows), list(states[:, low : low + max_rows]))
-        for low in range(0, num_rows, max_rows)
-    ]
 
 
 def hidden_body(
@@ -101,17 +75,17 @@ def hidden_body(
     head = b"".join(
         [
             map_header(16),
-            _entry("schema", HIDDEN_SCHEMA),
-            _entry("request_id", request_id),
-            _entry("model", model.model_dump(mode="json")),
-            _entry("numerics", numerics.model_dump(mode="json")),
-            _entry("requested", dict(requested)),
-            _entry("planes", list(planes)),
-            _entry("dtype", dtype),
+            entry("schema", HIDDEN_SCHEMA),
+            entry("request_id", request_id),
+            entry("model", model.model_dump(mode="json")),
+            entry("numerics", numerics.model_dump(mode="json")),
+            entry("requested", dict(requested)),
+            entry("planes", list(planes)),
+            entry("dtype", dtype),
             pack("token_ids") + bin_header(ids.nbytes) + ids.tobytes(),
-            _entry("positions", list(positions)),
-            _entry("shape", list(shape)),
-            _entry("handle", handle),
+            entry("positions", list(positions)),
+            entry("shape", list(shape)),
+            entry("handle", handle),
             pack("chunks") + array_header(len(ranges)),
         ]
     )
@@ -120,19 +94,19 @@ def hidden_body(
         final = digest() if callable(digest) else digest
         if final is not None and len(final) != HEX_LENGTH:
             raise ValueError(f"digest {final!r}: announced were {HEX_LENGTH} hex digits")
-        yield _entry("digest", final)
+        yield entry("digest", final)
         yield pack("logits")
         yield from _logits(logits)
-        yield _entry("timing_ms", {key: float(value) for key, value in timing_ms.items()})
-        yield _entry("end", True)
+        yield entry("timing_ms", {key: float(value) for key, value in timing_ms.items()})
+        yield entry("end", True)
 
     # every value of the tail has a fixed length: pack it with a stand-in for what is not known yet
-    tail_bytes = len(_entry("digest", _HEX if digest is not None else None)) + len(pack("logits") + pack("timing_ms"))
-    tail_bytes += sum(map(len, _logits(logits))) + len(pack(dict.fromkeys(timing_ms, 0.0))) + len(_entry("end", True))
+    tail_bytes = len(entry("digest", _HEX if digest is not None else None)) + len(pack("logits") + pack("timing_ms"))
+    tail_bytes += sum(map(len, _logits(logits))) + len(pack(dict.fromkeys(timing_ms, 0.0))) + len(entry("end", True))
     nbytes = len(head) + tail_bytes
     for start, stop in ranges:
         data_bytes = (stop - start) * bin_bytes
-        nbytes += len(_chunk_head(start, stop, len(planes))) + len(_entry("xxh3_128", _HEX))
+        nbytes += len(chunk_head(start, stop, len(planes))) + len(entry("xxh3_128", _HEX))
         nbytes += len(planes) * (len(bin_header(data_bytes)) + data_bytes)
 
     def produce(max_bytes: int | None) -> Iterator[Iterator[Part]]:
@@ -143,7 +117,7 @@ def hidden_body(
             if chunk is None or (chunk.start, chunk.stop) != expected or len(chunk.data) != len(planes):
                 found = None if chunk is None else (chunk.start, chunk.stop, len(chunk.data))
                 raise ValueError(f"chunk {found}: announced was {(*expected, len(planes))}")
-            yield _chunk(chunk, dtype, (chunk.stop - chunk.start) * bin_bytes, max_bytes)
+            yield chunk_parts(chunk, dtype, (chunk.stop - chunk.start) * bin_bytes, max_bytes)
         yield tail()
 
     return Body(nbytes, produce)
@@ -187,50 +161,16 @@ def draft_body(
     }
     parts: list[Part] = [
         map_header(10),
-        _entry("schema", DRAFT_SCHEMA),
-        _entry("drafter", drafter.model_dump(mode="json")),
-        _entry("numerics", numerics.model_dump(mode="json")),
+        entry("schema", DRAFT_SCHEMA),
+        entry("drafter", drafter.model_dump(mode="json")),
+        entry("numerics", numerics.model_dump(mode="json")),
     ]
     for name, array in arrays.items():
         parts += [pack(name) + bin_header(array.nbytes), byte_view(array)]
-    parts.append(_entry("xxh3_128", checksum(arrays.values())))
-    parts.append(_entry("timing_ms", {key: float(value) for key, value in timing_ms.items()}))
-    parts.append(_entry("end", True))
+    parts.append(entry("xxh3_128", checksum(arrays.values())))
+    parts.append(entry("timing_ms", {key: float(value) for key, value in timing_ms.items()}))
+    parts.append(entry("end", True))
     return Body(sum(map(len, parts)), lambda _: iter([iter(parts)]))
-
-
-def _entry(key: str, value: Any) -> bytes:
-    return pack(key) + pack(value)
-
-
-def _chunk_head(start: int, stop: int, num_planes: int) -> bytes:
-    return b"".join(
-        [map_header(4), _entry("start", start), _entry("stop", stop), pack("data"), array_header(num_planes)]
-    )
-
-
-def _chunk(chunk: TensorChunk, dtype: WireDtype, data_bytes: int, max_bytes: int | None) -> Iterator[Part]:
-    yield _chunk_head(chunk.start, chunk.stop, len(chunk.data))
-    state = xxhash.xxh3_128() if chunk.xxh3_128 is None else None
-    for plane, payload in enumerate(chunk.data):
-        allowed = (NUMPY_DTYPES[dtype], np.dtype(np.uint8), np.dtype(f"<u{itemsize(dtype)}"))
-        if isinstance(payload, np.ndarray) and payload.dtype not in allowed:
-            raise ValueError(
-                f"data[{plane}] of rows {chunk.start}..{chunk.stop} is {payload.dtype}, announced: {dtype}"
-            )
-        view = byte_view(payload)
-        if view.nbytes != data_bytes:
-            raise ValueError(
-                f"data[{plane}] of rows {chunk.start}..{chunk.stop} has {view.nbytes} bytes, announced: {data_bytes}"
-            )
-        yield bin_header(data_bytes)
-        step = max_bytes or max(data_bytes, 1)
-        for low in range(0, data_bytes, step):
-            piece = view[low : low + step]
-            yield piece
-            if state is not None:  # after the socket took it: the bytes are in the cache, and the peer is busy already
-                state.update(piece)
-    yield _entry("xxh3_128", chunk.xxh3_128 if state is None else state.hexdigest())
 
 
 def _logits(logits: LogitsSummary | None) -> list[Part]:
@@ -243,12 +183,12 @@ def _logits(logits: LogitsSummary | None) -> list[Part]:
     ]
     if logits.next_logprobs is not None:
         arrays.append(np.ascontiguousarray(logits.next_logprobs, dtype="<f4"))
-    parts: list[Part] = [map_header(6), _entry("top_k", int(logits.top_ids.shape[1]))]
+    parts: list[Part] = [map_header(6), entry("top_k", int(logits.top_ids.shape[1]))]
     for name, array in zip(("argmax_ids", "top_ids", "top_logprobs", "next_logprobs"), arrays, strict=False):
         parts += [pack(name) + bin_header(array.nbytes), byte_view(array)]
     if logits.next_logprobs is None:
-        parts.append(_entry("next_logprobs", None))
-    parts.append(_entry("xxh3_128", checksum(arrays)))
+        parts.append(entry("next_logprobs", None))
+    parts.append(entry("xxh3_128", checksum(arrays)))
     return parts
 
 

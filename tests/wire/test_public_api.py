@@ -20,7 +20,7 @@ from tauscope_wire.logits_reader import LOGITS_FIELDS
 PUBLIC = {
     "body": ["SLICE_BYTES", "Body"],
     "checksums": ["HEX_LENGTH", "checksum", "digest_of"],
-    "connection": ["MSGPACK", "Connection"],
+    "connection": ["Connection"],
     "expectations": ["DraftExpectation", "HiddenExpectation"],
     "limits": ["DEFAULT_LIMITS", "ReadLimits"],
     "reader": ["read_draft", "read_hidden"],
