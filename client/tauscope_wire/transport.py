@@ -136,11 +136,7 @@ class FastTransport(httpx.BaseTransport):
             except _StaleError as stale:
                 if not stale.is_repeatable:
                     raise
-            connection = self._acquire(address, timeouts)
-            while connection.is_reused:  # its siblings are as old: do not try them one by one
-                self._pool.drop(connection)
-                connection = self._acquire(address, timeouts)
-            return self._exchange(request, connection, timeouts)
+                return self._repeat(request, address, timeouts, stale)
         except httpx.TransportError as error:
             error.request = request
             raise
@@ -153,6 +149,19 @@ class FastTransport(httpx.BaseTransport):
         if self._tls is None:
             self._tls = ssl.create_default_context()
         return self._tls
+
+    def _repeat(
+        self, request: httpx.Request, address: Address, timeouts: dict[str, float | None], stale: "_StaleError"
+    ) -> httpx.Response:
+        """Send a request again, on a connection that was never used."""
+        connection = self._acquire(address, timeouts)
+        while connection.is_reused:  # its siblings are as old: do not try them one by one
+            self._pool.drop(connection)
+            connection = self._acquire(address, timeouts)
+        try:
+            return self._exchange(request, connection, timeouts)
+        except httpx.StreamConsumed:  # its body came from a generator: there is no second time
+            raise stale from None
 
     def _acquire(self, address: Address, timeouts: dict[str, float | None]) -> PooledConnection:
         try:

@@ -128,6 +128,20 @@ def test_a_post_that_could_not_be_sent_completely_is_sent_again() -> None:
     assert server.num_connections == 2
 
 
+def test_a_body_that_cannot_be_had_twice_is_not_sent_again() -> None:
+    def script(caller: Caller, index: int) -> None:
+        caller.head()
+        caller.send(answer(b"first"))
+        caller.head()
+        caller.reset()
+
+    pieces = (bytes(MIB) for _ in range(16))
+    with scripted(script) as server, client() as http:
+        assert http.get(server.url).text == "first"
+        with pytest.raises(httpx.RemoteProtocolError):
+            http.post(server.url, content=pieces)
+
+
 def test_an_answer_that_comes_before_the_body_was_sent_is_the_answer() -> None:
     """413 of a service that does not want to read 16 MiB first."""
 
@@ -350,6 +364,7 @@ def test_https_needs_a_certificate_that_is_trusted(tmp_path: Path) -> None:
         with client(trusting) as http:
             assert http.get(server.url).content == body
             assert http.get(server.url).content == body
+        assert server.num_connections == 1
         with client() as http, pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             http.get(server.url)
 
