@@ -31,9 +31,6 @@ from tauscope_wire.errors import RequestError
 
 __all__ = ["probe_command"]
 
-FINDING = 7
-"""Exit code with --fail-on-finding."""
-
 
 def probe_command(
     texts: Annotated[
@@ -131,12 +128,10 @@ def probe_command(
     if failures or found.failures:
         raise typer.Exit(ExitCode.INCOMPLETE)
     if fail_on_finding and found.verdict.kind == "found":
-        raise typer.Exit(FINDING)
+        raise typer.Exit(ExitCode.FINDING)
 
 
-probe_command.__doc__ = (
-    f"{probe_command.__doc__}\n\n{EXIT_CODES_HELP}\nWith --fail-on-finding also {FINDING}: something was found."
-)
+probe_command.__doc__ = f"{probe_command.__doc__}\n\n{EXIT_CODES_HELP}"
 
 
 def show_probe(found: Probe, console: Console) -> None:
