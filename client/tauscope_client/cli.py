@@ -14,6 +14,7 @@ from tauscope_client.commands.compare import compare_command
 from tauscope_client.commands.doctor import doctor_command
 from tauscope_client.commands.eval import evaluate_command
 from tauscope_client.commands.hidden import hidden_command
+from tauscope_client.commands.probe import probe_command
 from tauscope_client.commands.references import references_command
 from tauscope_client.commands.report import report_command
 from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode, exit_code_of
@@ -40,6 +41,7 @@ app.command("doctor")(doctor_command)
 app.command("references")(references_command)
 app.command("compare")(compare_command)
 app.command("report")(report_command)
+app.command("probe")(probe_command)
 app.command("ship")(ship_command)
 
 
