@@ -1,7 +1,7 @@
 """What HTTP asks of the engine. Both sides know this module and not each other; it knows no torch."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,25 @@ class StatesArray:
 
     states: npt.NDArray[Any]
     numerics: Numerics | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ProbeText:
+    """A text of the target with its states, for measuring what a drafter's files do not say.
+
+    Attributes:
+        token_ids: int64 [T].
+        start: first position of the response.
+        states: planes as they were asked for, positions 0..T-1.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    start: int
+    states: StatesArray
+
+
+ProbeSource = Callable[[Sequence[int]], Sequence[ProbeText]]
+"""Gives texts of the target with the states of the canonical layers asked for."""
 
 
 class Lease(Protocol):

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tauscope_drafter.checkpoint.blocks import UNDECIDED_LAYOUT
 from tauscope_drafter.checkpoint.files import find_files
 from tauscope_drafter.checkpoint.options import LoadOptions
 from tauscope_drafter.context_cache import CachedContext, ContextCache
-from tauscope_drafter.contract import DraftJob, DraftResult
+from tauscope_drafter.contract import DraftJob, DraftResult, ProbeSource
 from tauscope_drafter.families.family import Network
+from tauscope_drafter.layout_probe import ProbeInput, decide, hit_rates, with_layout
 from tauscope_drafter.loading import Loaded, Place, estimate_bytes, load
 from tauscope_drafter.probing import network_under, states_under
 from tauscope_drafter.registry import Registry
 from tauscope_drafter.training_numerics import numerics_warnings
 from tauscope_wire.errors import (
+    CheckpointError,
     DeadlineError,
     ErrorCode,
     InternalError,
@@ -83,6 +86,7 @@ class Engine:
         context_bytes: bound on the fused contexts kept.
         batch_bytes: bound on the activations of one batch of anchors.
         max_batch_anchors: bound on the anchors of one batch.
+        probe_source: where texts of the target come from when a layout has to be measured; None forbids it.
     """
 
     def __init__(
@@ -93,10 +97,12 @@ class Engine:
         context_bytes: int = 256 << 20,
         batch_bytes: int | None = None,
         max_batch_anchors: int | None = None,
+        probe_source: ProbeSource | None = None,
     ) -> None:
         self.place = place
         self._registry: Registry[Entry] = Registry(drafter_bytes)
         self._cache = ContextCache(context_bytes)
+        self._probe_source = probe_source
         kind = place.device.type
         self._batch_bytes = batch_bytes or BATCH_BYTES.get(kind, BATCH_BYTES["cpu"])
         self._max_batch_anchors = max_batch_anchors or MAX_BATCH_ANCHORS.get(kind, MAX_BATCH_ANCHORS["cpu"])
@@ -117,7 +123,7 @@ class Engine:
             path = _confined(path, roots)
         self._registry.reserve(name, estimate_bytes(path, options, self.place))
         try:
-            loaded = load(path, options, self.place, name=name)
+            loaded = self._with_layout(load(path, options, self.place, name=name))
             entry = Entry(loaded, _card(name, loaded), self._cache)
         except BaseException:
             self._registry.release(name)
@@ -125,6 +131,33 @@ class Engine:
         self._registry.put(name, entry)
         log.info("drafter loaded", extra={"fields": {"drafter": name, "evidence": list(loaded.evidence)}})
         return entry.card
+
+    def _with_layout(self, loaded: Loaded) -> Loaded:
+        """The drafter with its layout measured, if its files do not say it."""
+        undecided = loaded.spec.extras.get(UNDECIDED_LAYOUT)
+        if undecided is None:
+            return loaded
+        if self._probe_source is None:
+            raise CheckpointError(
+                f"{loaded.path}: the layout is not recorded ({undecided}); give layout=fill-in or layout=anchor-first, "
+                "or start with --target-url, so that it can be measured",
+                ErrorCode.CHECKPOINT_AMBIGUOUS,
+            )
+        device, dtype = self.place.device, self.place.dtype
+        texts = [
+            ProbeInput(
+                _to_torch(text.states.states).to(device, dtype), torch.from_numpy(text.token_ids).to(device), text.start
+            )
+            for text in self._probe_source(loaded.spec.taps)
+        ]
+        rates = hit_rates(loaded.spec, loaded.rebuild, texts)
+        layout, evidence = decide(rates, str(loaded.path))
+        log.info("layout measured", extra={"fields": {"layout": layout, "evidence": evidence}})
+        spec = with_layout(loaded.spec, layout)
+        spec = replace(spec, warnings=(*spec.warnings, f"layout {layout} was measured: {evidence}"))
+        return replace(
+            loaded, spec=spec, network=loaded.rebuild(spec), evidence=(*loaded.evidence, f"layout: {evidence}")
+        )
 
     def unload(self, name: str) -> None:
         """Forget a name; requests in flight finish."""

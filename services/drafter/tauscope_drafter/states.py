@@ -5,14 +5,30 @@ from functools import partial
 
 import numpy as np
 
-from tauscope_drafter.contract import StatesArray
+from tauscope_drafter.contract import ProbeText, StatesArray
 from tauscope_drafter.fit import DrafterSide, TargetSide, check_fit
 from tauscope_wire.connection import Connection
 from tauscope_wire.dtypes import NUMPY_DTYPES
 from tauscope_wire.errors import ErrorCode, RequestError, TauscopeError, UnavailableError
 from tauscope_wire.expectations import HiddenExpectation
-from tauscope_wire.messages import DrafterCard, HiddenInline, ModelInfo, TargetInfo
+from tauscope_wire.messages import (
+    DrafterCard,
+    GenerateAnswer,
+    GenerateRequest,
+    HiddenInline,
+    HiddenRequest,
+    ModelInfo,
+    TargetInfo,
+)
 from tauscope_wire.reader import read_hidden
+
+PROBE_PROMPTS = (
+    "def quicksort(values):\n",
+    "The three primary colours are red, yellow and blue. ",
+    "Question: A train travels 120 km in two hours. What is its average speed?\nAnswer:",
+)
+"""Openings that any language model continues predictably for a while."""
+PROBE_TOKENS = 64
 
 
 class StatesSource:
@@ -47,6 +63,32 @@ class StatesSource:
         except TauscopeError:
             return None
         return served if own is None or own.config_sha256 == served.config_sha256 else own
+
+    def probe_texts(self, taps: Sequence[int]) -> list[ProbeText]:
+        """Greedy texts of the target with states of `taps`, for measuring a layout; blocks.
+
+        Raises:
+            TauscopeError: the target service does not answer, or refuses.
+        """
+        if self._connection is None:
+            raise UnavailableError("no target service is configured; start this service with --target-url")
+        texts = []
+        for prompt in PROBE_PROMPTS:
+            asked = GenerateRequest(text=prompt, max_new_tokens=PROBE_TOKENS)
+            text = self._connection.post_json("/generate", asked, GenerateAnswer)
+            ids = [*text.prompt_token_ids, *text.token_ids]
+            hidden = HiddenRequest(token_ids=ids, layers=list(taps))
+            expect = HiddenExpectation.of_request(hidden)
+            answer = self._connection.post_tensors("/hidden_states", hidden, partial(read_hidden, expect=expect))
+            assert answer.states is not None
+            texts.append(
+                ProbeText(
+                    token_ids=np.asarray(ids, dtype=np.int64),
+                    start=len(text.prompt_token_ids),
+                    states=StatesArray(states=answer.states, numerics=answer.numerics),
+                )
+            )
+        return texts
 
     def fetch(self, handle: str, card: DrafterCard, token_ids: Sequence[int], num_rows: int) -> StatesArray:
         """The planes of a drafter for positions 0..num_rows-1; blocks, so call it off the event loop.

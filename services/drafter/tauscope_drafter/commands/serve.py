@@ -122,8 +122,10 @@ def serve_command(
             chunk_bytes=None if logits_memory is None else parse_bytes(logits_memory),
             head_on_host=head_on_host,
         )
+        states = StatesSource(_connection(target_url, os.environ))
         engine = Engine(
             place,
+            probe_source=None if target_url is None else states.probe_texts,
             drafter_bytes=None if drafter_memory is None else parse_bytes(drafter_memory),
             context_bytes=parse_bytes(context_memory),
             batch_bytes=None if batch_memory is None else parse_bytes(batch_memory),
@@ -139,7 +141,7 @@ def serve_command(
                 typer.echo(f"warning: {name}: {warning}", err=True)
         service = DrafterService(
             engine=engine,
-            states=StatesSource(_connection(target_url, os.environ)),
+            states=states,
             limits=settings.limits,
             version=version("tauscope"),
             roots=tuple(root or ()),
