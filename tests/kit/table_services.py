@@ -6,6 +6,7 @@ client is tested against the contract. Real services have tests of their own, en
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -236,7 +237,10 @@ def drafter_app(
     target_url: str = "http://target",
     other_target: bool = False,
 ) -> FastAPI:
-    """The drafter service: each drafter is right where `right_draft` says so, and else has the label second."""
+    """The drafter service: each drafter is right where `right_draft` says so, and else has the label second.
+
+    A checkpoint is a file with a salt in it.
+    """
     app = FastAPI()
 
     def card(name: str) -> dict[str, Any]:
@@ -270,6 +274,26 @@ def drafter_app(
             "target_model": MODEL | {"revision": "sha256:9999"} if other_target else MODEL,
             "families": ["dflash"],
         }
+
+    @app.get("/drafters")
+    def drafters() -> dict[str, Any]:
+        return {"drafters": [card(name) for name in salts]}
+
+    @app.post("/drafters")
+    async def load(request: Request) -> Any:
+        body = await request.json()
+        content = Path(body["path"]).read_text()
+        if not content.isdigit():
+            return _error(422, "checkpoint_corrupt", f"{body['path']}: not a number")
+        salts[body["name"]] = int(content)
+        return card(body["name"])
+
+    @app.delete("/drafters/{name}")
+    def unload(name: str) -> Response:
+        if name not in salts:
+            return _error(404, "drafter_unknown", f"no drafter {name!r}")
+        del salts[name]
+        return Response(status_code=204)
 
     @app.post("/draft_block")
     async def draft_block(request: Request) -> Response:
