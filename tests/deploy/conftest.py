@@ -1,0 +1,43 @@
+"""Both services with tiny models, as applications that a test serves."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from fastapi import FastAPI
+
+from kit import drafters
+from kit.models import tiny_qwen3
+from kit.serve import SMALL_LIMITS
+from tauscope_drafter.app import DrafterService
+from tauscope_drafter.app import create_app as create_drafter
+from tauscope_drafter.checkpoint.options import LoadOptions
+from tauscope_drafter.engine import Engine
+from tauscope_drafter.loading import open_place
+from tauscope_drafter.states import StatesSource
+from tauscope_serving.settings import ServingSettings
+from tauscope_target.app import create_app as create_target
+from tauscope_target.settings import TargetSettings
+from tauscope_target.startup import EngineSettings, start_engine
+from tauscope_target.tokens import load_tokens
+
+
+@pytest.fixture(scope="module")
+def target_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    folder = tiny_qwen3(tmp_path_factory.mktemp("target") / "model")
+    settings = TargetSettings(serving=ServingSettings(limits=SMALL_LIMITS), store_bytes=1 << 24)
+    return create_target(start_engine(EngineSettings(folder, "cpu")), load_tokens(folder), settings)
+
+
+@pytest.fixture(scope="module")
+def drafter_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    root: Path = tmp_path_factory.mktemp("drafter")
+    drafters.write_folder(root / "good", drafters.dflash_config(), drafters.dflash_tensors())
+    engine = Engine(open_place(torch.device("cpu"), torch.float32, drafters.write_target(root / "target")))
+    engine.load("good", root / "good", LoadOptions(), roots=None)
+    return create_drafter(
+        DrafterService(
+            engine=engine, states=StatesSource(None), limits=SMALL_LIMITS, version=version("tauscope"), roots=(root,)
+        )
+    )
