@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.markup import escape
 
 from tauscope_client.commands.compare import compare_command
 from tauscope_client.commands.doctor import doctor_command
@@ -19,6 +18,7 @@ from tauscope_client.commands.references import references_command
 from tauscope_client.commands.report import report_command
 from tauscope_client.commands.watch import watch_command
 from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode, exit_code_of
+from tauscope_client.plain import shown
 from tauscope_client.provenance import client_version
 from tauscope_client.ship.command import ship_command
 from tauscope_wire.errors import TauscopeError
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None, *, environ: Mapping[str, str] =
     try:
         code = app(args=arguments, standalone_mode=False, prog_name="tauscope")
     except TauscopeError as error:
-        errors.print(f"[red]error:[/red] {escape(error.message)}", soft_wrap=True)
+        errors.print(f"[red]error:[/red] {shown(error.message)}", soft_wrap=True)
         return exit_code_of(error)
     except typer.Exit as stop:
         return stop.exit_code
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, *, environ: Mapping[str, str] =
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or error.title
-        errors.print(f"error: {where}: {first['msg']}", soft_wrap=True, markup=False)
+        errors.print(f"[red]error:[/red] {shown(where)}: {shown(first['msg'])}", soft_wrap=True)
         return ExitCode.USAGE
     except Exception as error:
         if hasattr(error, "exit_code") and hasattr(error, "show"):  # a usage error of the command line
@@ -83,9 +83,9 @@ def main(arguments: Sequence[str] | None = None, *, environ: Mapping[str, str] =
             traceback.print_exc()
         what = " ".join(str(error).split()) or "no message"
         errors.print(
-            f"error: unexpected {type(error).__name__}: {what} (set {TRACEBACK_VARIABLE}=1 to see where)",
+            f"[red]error:[/red] unexpected {type(error).__name__}: {shown(what)} "
+            f"(set {TRACEBACK_VARIABLE}=1 to see where)",
             soft_wrap=True,
-            markup=False,
         )
         return ExitCode.FAILED
     return int(code or 0)

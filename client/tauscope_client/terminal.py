@@ -6,10 +6,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tauscope_client.plain import shown
 from tauscope_client.runs.comparison import (
     comparison_lines,
     headline_rows,
@@ -41,29 +41,29 @@ def show_results(results: Mapping[str, Any], console: Console) -> None:
     table = Table(title=f"{results['num_prompts']} prompts, greedy", title_justify="left")
     table.add_column("")
     for name in drafters:
-        table.add_column(escape(name), justify="right")
+        table.add_column(shown(name), justify="right")
     for row in headline_rows(drafters):
-        table.add_row(row.label, *row.cells, style="bold" if row.label == "tau" else None)
+        table.add_row(shown(row.label), *map(shown, row.cells), style="bold" if row.label == "tau" else None)
     by_split = split_rows(drafters)
     if by_split:
         table.add_section()
         for row in by_split:
-            table.add_row(escape(row.label), *row.cells)
+            table.add_row(shown(row.label), *row.cells)
     for stratum, rows in strata_rows(drafters).items():
         table.add_section()
         for row in rows:
-            table.add_row(escape(f"tau, {stratum} {row.label}"), *map(escape, row.cells))
+            table.add_row(shown(f"tau, {stratum} {row.label}"), *map(shown, row.cells))
     console.print(table)
     for line in [*comparison_lines(results), *served_lines(results)]:
-        console.print(escape(line), soft_wrap=True)
+        console.print(shown(line), soft_wrap=True)
     _show_positions(drafters, console)
     for label, text in used_definitions(results["definitions"]):
-        console.print(f"[bold]{escape(label)}[/bold]: {escape(text)}", soft_wrap=True)
+        console.print(f"[bold]{shown(label)}[/bold]: {shown(text)}", soft_wrap=True)
     for warning in results["warnings"]:
-        console.print(f"[yellow]careful:[/yellow] {escape(warning)}", soft_wrap=True)
+        console.print(f"[yellow]careful:[/yellow] {shown(warning)}", soft_wrap=True)
     for failure in results["failures"]:
         what = f"{failure['id']} ({failure['stage']}): {failure['message']}"
-        console.print(f"[red]not evaluated:[/red] {escape(what)}")
+        console.print(f"[red]not evaluated:[/red] {shown(what)}")
 
 
 def _show_positions(drafters: Mapping[str, Any], console: Console) -> None:
@@ -77,7 +77,7 @@ def _show_positions(drafters: Mapping[str, Any], console: Console) -> None:
         table.add_column(str(position), justify="right")
     for name, drafter in drafters.items():
         for index, row in enumerate(position_rows(drafter)):
-            table.add_row(escape(name) if index == 0 else "", row.label, *row.cells)
+            table.add_row(shown(name) if index == 0 else "", row.label, *row.cells)
         table.add_section()
     console.print(table)
 
@@ -138,4 +138,4 @@ class TerminalProgress:
             self._line(text)
 
     def _line(self, text: str) -> None:
-        self._console.print(escape(text), soft_wrap=True)
+        self._console.print(shown(text), soft_wrap=True)

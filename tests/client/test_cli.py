@@ -207,3 +207,16 @@ def test_the_help_documents_the_exit_codes_and_loads_no_torch():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Exit codes: 0 done" in done.stdout and "TAUSCOPE_TARGET_URL" in done.stdout
+
+
+def test_without_names_every_loaded_drafter_is_evaluated(cli, prompts_path, tmp_path):
+    code, _, _ = cli("eval", str(prompts_path), "-o", str(tmp_path / "run"), "--max-new-tokens", "20")
+    assert code == ExitCode.OK
+    assert list(json.loads((tmp_path / "run" / "results.json").read_text())["drafters"]) == ["good", "bad"]
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated(cli, prompts_path, tmp_path):
+    code, _, stderr = cli(
+        "eval", str(prompts_path), "-r", "sglang=http://me:secret@127.0.0.1:9", "-o", str(tmp_path / "run")
+    )
+    assert code == ExitCode.USAGE and "--reference-key" in stderr and "secret" not in stderr

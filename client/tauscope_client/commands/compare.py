@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from tauscope_client.comparing import SideBySide, compare_sides, parse_side
 from tauscope_client.exit_codes import EXIT_CODES_HELP
 from tauscope_client.metrics import DEFINITIONS
+from tauscope_client.plain import shown
 from tauscope_client.runs.comparison import number
 from tauscope_client.runs.files import write_json
 from tauscope_client.terminal import stdout_console
@@ -40,12 +40,12 @@ compare_command.__doc__ = f"{compare_command.__doc__}\n\n{EXIT_CODES_HELP}"
 def show_comparison(found: SideBySide, console: Console) -> None:
     """Print a comparison."""
     for reason in found.reasons:
-        console.print(f"[red]forced, although[/red] {escape(reason)}", soft_wrap=True)
+        console.print(f"[red]forced, although[/red] {shown(reason)}", soft_wrap=True)
     first = next(iter(found.statistics.values()))
     table = Table(title=f"{first.difference.num_prompts} prompts, paired", title_justify="left")
     table.add_column("")
     for head in (found.before.label, found.after.label, "difference", "95 % interval", "wins", "detectable"):
-        table.add_column(escape(head), justify="right")
+        table.add_column(shown(head), justify="right")
     for name, one in found.statistics.items():
         interval = one.difference
         ends = "–" if interval.low is None or interval.high is None else f"{interval.low:+.3f} to {interval.high:+.3f}"
@@ -62,7 +62,7 @@ def show_comparison(found: SideBySide, console: Console) -> None:
     console.print(table)
     console.print(f"tau: {first.verdict}", markup=False)
     if first.difference.warning:
-        console.print(f"[yellow]careful:[/yellow] {escape(first.difference.warning)}", soft_wrap=True)
+        console.print(f"[yellow]careful:[/yellow] {shown(first.difference.warning)}", soft_wrap=True)
     console.print("detectable: the true difference that this many prompts find four times in five", markup=False)
     for name in found.statistics:
         console.print(f"{name}: {DEFINITIONS[name]}", markup=False, soft_wrap=True)

@@ -1,12 +1,12 @@
 """`tauscope doctor`."""
 
 import typer
-from rich.markup import escape
 
 from tauscope_client.addresses import TUNNEL, Addresses
 from tauscope_client.commands.options import DRAFTER_DEFAULT, TARGET_DEFAULT, DrafterUrl, Key, TargetUrl
 from tauscope_client.doctor import examine
 from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode, exit_code_of
+from tauscope_client.plain import shown
 from tauscope_client.terminal import stdout_console
 
 __all__ = ["doctor_command"]
@@ -22,9 +22,9 @@ def doctor_command(
     code = ExitCode.OK
     with Addresses(target, drafter_url, key).open_both() as (target_client, drafter_client):
         for finding in examine(target_client, drafter_client):
-            console.print(f"{_MARKS[finding.level]} {escape(finding.text)}", soft_wrap=True)
+            console.print(f"{_MARKS[finding.level]} {shown(finding.text)}", soft_wrap=True)
             if finding.advice:
-                console.print(f"        {escape(finding.advice)}", soft_wrap=True)
+                console.print(f"        {shown(finding.advice)}", soft_wrap=True)
             if finding.level == "problem" and code is ExitCode.OK:
                 code = exit_code_of(finding.error) if finding.error is not None else ExitCode.FAILED
     if code is not ExitCode.OK:

@@ -17,6 +17,7 @@ from tauscope_client.commands.options import (
     TemplateKwargs,
     parse_template_kwargs,
 )
+from tauscope_client.drafter import DrafterClient
 from tauscope_client.evaluate import EvalSettings, evaluate
 from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode
 from tauscope_client.prompts import load_prompts
@@ -27,6 +28,7 @@ from tauscope_client.references.source import ReferenceSource
 from tauscope_client.references.stored import StoredSource
 from tauscope_client.terminal import TerminalProgress, show_results, stdout_console
 from tauscope_client.tree_rows import parse_budgets
+from tauscope_wire.errors import ErrorCode, NotFoundError
 
 __all__ = ["evaluate_command"]
 
@@ -47,8 +49,9 @@ def evaluate_command(
     prompts: Annotated[Path, typer.Argument(help="Prompts: JSONL (ours, ShareGPT, turns), JSON array, or .txt.")],
     *,
     drafter: Annotated[
-        list[str], typer.Option("--drafter", "-d", help="Name of a loaded drafter; give it again for each.")
-    ],
+        list[str] | None,
+        typer.Option("--drafter", "-d", help="Name of a loaded drafter; repeatable. [default: all that are loaded]"),
+    ] = None,
     reference: Annotated[str, typer.Option("--reference", "-r", help=REFERENCE_HELP)] = "target",
     out: Annotated[
         Path | None,
@@ -115,7 +118,7 @@ def evaluate_command(
             if limit is None:
                 limit = source.max_new_tokens() if isinstance(source, StoredSource) else DEFAULT_MAX_NEW_TOKENS
             settings = EvalSettings(
-                drafters=tuple(dict.fromkeys(drafter)),
+                drafters=tuple(dict.fromkeys(drafter or loaded_drafters(drafter_client))),
                 references=ReferencePlan(
                     max_new_tokens=limit,
                     tail_tokens=tail_tokens,
@@ -130,7 +133,7 @@ def evaluate_command(
                 num_repeats=repeats_of(source, check_references),
                 passed={
                     "prompts": str(prompts),
-                    "drafters": list(drafter),
+                    "drafters": list(drafter or []),
                     "reference": reference,
                     "max_new_tokens": max_new_tokens,
                     "target": target,
@@ -150,6 +153,21 @@ def evaluate_command(
     console.print(f"run folder: {outcome.path}", soft_wrap=True, markup=False)
     if outcome.failures:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def loaded_drafters(drafter: DrafterClient) -> list[str]:
+    """Every drafter that is loaded.
+
+    Raises:
+        NotFoundError: none is.
+    """
+    names = [card.name for card in drafter.info().drafters]
+    if not names:
+        raise NotFoundError(
+            f"no drafter is loaded at {drafter.url}: start the service with --drafter NAME=PATH, or POST /drafters",
+            ErrorCode.DRAFTER_UNKNOWN,
+        )
+    return names
 
 
 def repeats_of(source: ReferenceSource, asked: int | None) -> int:

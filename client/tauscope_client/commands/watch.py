@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from tauscope_client.addresses import Addresses
@@ -23,6 +22,7 @@ from tauscope_client.commands.options import (
 from tauscope_client.evaluate import EvalSettings
 from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode
 from tauscope_client.freezing import freeze
+from tauscope_client.plain import shown
 from tauscope_client.prompts import load_prompts
 from tauscope_client.references.choice import REFERENCE_HELP, parse_reference
 from tauscope_client.references.collect import ReferencePlan
@@ -132,11 +132,11 @@ def _table(entries: list[Entry], *, newest: str) -> Table:
     for entry in sorted(entries, key=lambda one: (one.tau is None, -(one.tau or 0.0))):
         ends = "–" if entry.low is None or entry.high is None else f"{entry.low:.2f} to {entry.high:.2f}"
         table.add_row(
-            escape(entry.name),
+            shown(entry.name),
             "–" if entry.step is None else str(entry.step),
             "–" if entry.tau is None else f"{entry.tau:.3f}",
             ends,
-            escape(entry.failure or entry.against_best),
+            shown(entry.failure or entry.against_best),
             style="bold" if entry.name == newest else None,
         )
     return table

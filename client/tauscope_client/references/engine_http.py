@@ -27,6 +27,8 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 1800.0
 """A long greedy answer of a big model on a busy server takes minutes and sends nothing until it is done."""
 
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
 _MESSAGE_CHARS = 400
 # How the engines say that the prompt does not fit: vLLM, SGLang, llama.cpp.
 _TOO_LONG_WORDS = ("context length", "maximum context", "context size", "longer than the model", "too long")
@@ -52,6 +54,8 @@ class EngineHttp:
         parts = urlsplit(base_url)
         if parts.scheme not in {"http", "https"} or not parts.netloc:
             raise RequestError(f"reference server {base_url!r}: expected an address like http://127.0.0.1:30000")
+        if parts.username is not None:
+            raise RequestError("the reference server's address holds a user name or password; use --reference-key")
         path = parts.path.rstrip("/").removesuffix("/v1")
         self.url = f"{parts.scheme}://{parts.netloc}{path}"
         self._retries = retries if retries is not None else Retries()
@@ -59,6 +63,8 @@ class EngineHttp:
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             transport=transport,
+            # A proxy of the environment is for the network, never for this machine (or the near end of a tunnel).
+            trust_env=parts.hostname not in _LOOPBACK,
             timeout=httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S),
         )
 
