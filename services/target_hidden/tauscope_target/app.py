@@ -16,6 +16,7 @@ from tauscope_serving.service import Access, create_service
 from tauscope_target.hidden_routes import HiddenRoutes, TargetParts
 from tauscope_target.jobs import Engine, Job, Result, Tokens
 from tauscope_target.settings import TargetSettings
+from tauscope_target.spill import SpillDirectory
 from tauscope_target.store import HandleStore
 from tauscope_target.text_routes import TextRoutes
 from tauscope_wire.messages import TargetInfo
@@ -41,7 +42,11 @@ def create_app(
         tokens: the tokenizer, or None when the checkpoint has none.
         settings: limits and budgets.
         access: keys and quotas; open by default.
-        secret: keys the handles; a new one by default, so that handles of an earlier process are unknown.
+        secret: keys the handles; by default that of the spill directory, or a new one, so that handles of an earlier
+            process are unknown.
+
+    Raises:
+        RequestError: the spill directory cannot be used.
     """
     access = access or Access()
     metrics = ServiceMetrics("tauscope_target")
@@ -53,7 +58,11 @@ def create_app(
         gather_s=settings.max_wait_s,
         gather_cost=settings.gather_tokens,
     )
-    store = HandleStore(max_bytes=settings.store_bytes, ttl_s=settings.ttl_s)
+    spill = None
+    if settings.spill_dir is not None:
+        spill = SpillDirectory(settings.spill_dir, max_bytes=settings.spill_bytes, ttl_s=settings.ttl_s)
+        secret = secret if secret is not None else spill.secret
+    store = HandleStore(max_bytes=settings.store_bytes, ttl_s=settings.ttl_s, backing=spill)
     parts = TargetParts(
         engine=engine,
         loop=loop,

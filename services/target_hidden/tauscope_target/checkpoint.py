@@ -138,19 +138,8 @@ def read_header(file: Path) -> Iterator[TensorEntry]:
     Raises:
         CheckpointError: the header is damaged, or describes bytes that the file does not have.
     """
+    header, base = _header(file)
     size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-            raise _corrupt(file, f"its header claims {length} bytes and the file has {size}")
-        text = stream.read(length)
-    try:
-        header = json.loads(text)
-    except ValueError:
-        raise _corrupt(file, "its header is not JSON") from None
-    if not isinstance(header, dict):
-        raise _corrupt(file, "its header is not a map")
-    base = 8 + length
     for name, facts in header.items():
         if name == "__metadata__":
             continue
@@ -168,6 +157,33 @@ def read_header(file: Path) -> Iterator[TensorEntry]:
         if stop - start != expected:
             raise _corrupt(file, f"{name} has {stop - start} bytes; {dtype} of shape {list(shape)} needs {expected}")
         yield TensorEntry(name, file, dtype, shape, start, stop)
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """The free text fields of a safetensors header.
+
+    Raises:
+        CheckpointError: the header is damaged.
+    """
+    found = _header(file)[0].get("__metadata__", {})
+    return found if isinstance(found, dict) else {}
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file, and where its data begins."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+            raise _corrupt(file, f"its header claims {length} bytes and the file has {size}")
+        text = stream.read(length)
+    try:
+        header = json.loads(text)
+    except ValueError:
+        raise _corrupt(file, "its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise _corrupt(file, "its header is not a map")
+    return header, 8 + length
 
 
 def _weight_files(path: Path) -> tuple[list[Path], dict[str, str]]:

@@ -125,7 +125,7 @@ class HiddenRoutes:
         job = hidden_job(body, ids, facts=facts, limits=limits, is_cancelled=gone.is_set)
         deadline_s = deadline_of(body.deadline_s, limits)
         handle = await asyncio.to_thread(handle_of, job, self._context, secret=self._secret(caller))
-        found = self._found(handle, caller)
+        found = await asyncio.to_thread(self._found, handle, caller)
         if found is not None:
             return self._answer(request, caller, body, _Outcome(job, handle, found, is_cached=True))
         parts.charge(request, caller, num_tokens=job.stop)
@@ -171,7 +171,7 @@ class HiddenRoutes:
     async def fetch(self, request: Request, caller: Reader, handle: str, part: Annotated[Part, Query()]) -> Response:
         """Stored states: all, or some planes and positions."""
         parts, facts = self._parts, self._parts.engine.facts
-        entry = parts.store.pin(handle, caller.name)
+        entry = await asyncio.to_thread(parts.store.pin, handle, caller.name)
         is_sent_later = False
         try:
             planes = parse_planes(part.planes) if part.planes is not None else None
@@ -198,7 +198,7 @@ class HiddenRoutes:
 
     async def forget(self, caller: Extractor, handle: str) -> None:
         """Forget stored states of the calling key."""
-        self._parts.store.delete(handle, caller.name)
+        await asyncio.to_thread(self._parts.store.delete, handle, caller.name)
 
     async def _run(
         self, job: HiddenJob, body: HiddenRequest, caller: Principal, *, deadline_s: float, handle: str
@@ -229,9 +229,9 @@ class HiddenRoutes:
             entry = StoredStates(
                 job.planes, job.dtype, job.token_ids, job.start, result.states, result.logits, caller.name, False, ""
             )
-        entry.pins += 1
         if keep:
-            parts.store.put(handle, entry, owner_bytes=caller.quota.store_bytes)
+            await asyncio.to_thread(parts.store.put, handle, entry, owner_bytes=caller.quota.store_bytes)
+        entry.pins += 1  # last, with nothing awaited after it: a caller who leaves cannot leave a pin behind
         return _Outcome(job, handle, entry, timing_ms=timing)
 
     def _found(self, handle: str, caller: Principal) -> StoredStates | None:

@@ -1,15 +1,17 @@
 """Bounded store of hidden states: a byte budget in memory, oldest out first, a time to live, pinned while read.
 
-Any handle may be gone at any time; callers recompute. Thread-safe: HTTP handlers and answer writers use it.
+Any handle may be gone at any time; callers recompute. With a backing (a spill directory) an entry is written there
+before it is acknowledged, what is evicted from memory is mapped from its file, and a restart finds it again.
+Thread-safe: HTTP handlers and answer writers use it.
 """
 
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +21,6 @@ from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.errors import ErrorCode, GoneError, QuotaError, TooLargeError, UnavailableError
 from tauscope_wire.layers import Plane
 from tauscope_wire.tensors import LogitsSummary
-
-NO_OWNER_LIMIT = None
 
 
 @dataclass(eq=False)
@@ -68,16 +68,48 @@ class StoredStates:
         return self.shared or caller == self.owner
 
 
+class Backing(Protocol):
+    """A slower place that keeps entries beyond memory and beyond the process."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def write(self, handle: str, entry: StoredStates) -> None:
+        """Keep an entry durably."""
+        ...
+
+    def read(self, handle: str) -> StoredStates | None:
+        """The entry, or None."""
+        ...
+
+    def remove(self, handle: str) -> None:
+        """Forget the entry."""
+        ...
+
+
 class HandleStore:
     """Keeps states by handle.
 
     Args:
-        max_bytes: budget of all entries.
+        max_bytes: budget of all entries in memory.
         ttl_s: an entry older than this is gone.
+        backing: where entries are kept as well, or None.
         clock: monotonic seconds.
     """
 
-    def __init__(self, *, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        max_bytes: int,
+        ttl_s: float,
+        backing: Backing | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backing = backing
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
@@ -98,17 +130,26 @@ class HandleStore:
             TooLargeError: larger than the store or than the owner's share.
             UnavailableError: everything else is pinned by readers (`store_full`).
         """
+        if owner_bytes is not None and entry.nbytes > owner_bytes:
+            raise QuotaError(
+                f"the states take {entry.nbytes} bytes and this key may keep {owner_bytes}",
+                details={"limit": "store_bytes", "bound": owner_bytes},
+            )
+        if self._backing is not None:
+            self._backing.write(handle, entry)
+            with suppress(TooLargeError, UnavailableError):  # it is safe in its file, memory only makes it faster
+                self._keep(handle, entry, owner_bytes)
+        else:
+            self._keep(handle, entry, owner_bytes)
+
+    def _keep(self, handle: str, entry: StoredStates, owner_bytes: int | None) -> None:
+        """Keep an entry in memory."""
         if entry.nbytes > self._max_bytes:
             raise TooLargeError(
                 f"the states take {entry.nbytes} bytes and the store holds {self._max_bytes}; ask for fewer layers or "
                 "positions, or for an inline answer",
                 ErrorCode.ANSWER_TOO_LARGE,
                 details={"limit": "store_bytes", "value": entry.nbytes, "bound": self._max_bytes},
-            )
-        if owner_bytes is not None and entry.nbytes > owner_bytes:
-            raise QuotaError(
-                f"the states take {entry.nbytes} bytes and this key may keep {owner_bytes}",
-                details={"limit": "store_bytes", "bound": owner_bytes},
             )
         with self._lock:
             self._expire()
@@ -139,14 +180,22 @@ class HandleStore:
         with self._lock:
             self._expire()
             entry = self._entries.get(handle)
+            if entry is not None:
+                entry.pins += 1  # before the lock is given up, so that it is not evicted meanwhile
+        if entry is None and self._backing is not None:
+            entry = self._backing.read(handle)
+            if entry is not None:
+                entry.pins += 1
+        with self._lock:
             if entry is None or not entry.is_readable_by(caller):
+                if entry is not None:
+                    entry.pins -= 1
                 self._counts["misses"] += 1
                 raise GoneError(
                     f"handle {handle[:12]}... is not stored here (any more): send the request again",
                     details={"handle": handle[:64]},
                 )
             self._counts["hits"] += 1
-            entry.pins += 1
             return entry
 
     def unpin(self, entry: StoredStates) -> None:
@@ -160,11 +209,14 @@ class HandleStore:
         Raises:
             GoneError: not there, or not the caller's own.
         """
+        entry = self.pin(handle, caller)
+        self.unpin(entry)
+        if entry.owner != caller:
+            raise GoneError(f"handle {handle[:12]}... is not stored here (any more)")
         with self._lock:
-            entry = self._entries.get(handle)
-            if entry is None or entry.owner != caller:
-                raise GoneError(f"handle {handle[:12]}... is not stored here (any more)")
             self._drop(handle)
+        if self._backing is not None:
+            self._backing.remove(handle)
 
     def facts(self) -> dict[str, Any]:
         """Numbers for `/info` and metrics."""
@@ -176,6 +228,11 @@ class HandleStore:
                 "max_bytes": self._max_bytes,
                 "ttl_s": self._ttl_s,
                 **self._counts,
+                **(
+                    {}
+                    if self._backing is None
+                    else {"spilled": len(self._backing), "spill_bytes": self._backing.nbytes}
+                ),
             }
 
     def _expire(self) -> None:

@@ -58,6 +58,10 @@ def serve_command(
         float | None, typer.Option(min=0, help="How long a request waits for company; 50 when streamed, else 0.")
     ] = None,
     store_memory: Annotated[str, typer.Option(help="Memory for handles.")] = "4GiB",
+    spill_dir: Annotated[
+        Path | None, typer.Option(help="Folder that keeps handles beyond memory and restarts; none by default.")
+    ] = None,
+    spill_space: Annotated[str, typer.Option(help="Most bytes in that folder.")] = "64GiB",
     ttl_s: Annotated[float, typer.Option(min=1, help="How long a handle may live, in seconds.")] = 3600.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest sequence.")] = 32768,
     max_layers: Annotated[int, typer.Option(min=1, help="Most layers of one request.")] = 64,
@@ -110,7 +114,7 @@ def serve_command(
             }
         ),
     )
-    store_bytes = parse_bytes(store_memory)
+    store_bytes, spill_bytes = parse_bytes(store_memory), parse_bytes(spill_space)
     check_exposure(serving)
     set_up_logs(log_level)
     _quiet_transformers()
@@ -149,6 +153,8 @@ def serve_command(
             gather_tokens=engine.facts.pass_tokens if wait_ms else 0,
             store_bytes=store_bytes,
             ttl_s=ttl_s,
+            spill_dir=spill_dir,
+            spill_bytes=spill_bytes,
         )
         url = url_of(listener, tls=tls_cert is not None)
         serve(

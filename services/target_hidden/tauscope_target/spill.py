@@ -1,0 +1,276 @@
+"""Stored states as files: one safetensors file a handle, complete or absent, found again after a restart.
+
+A file is written under a temporary name, flushed to the disk, then renamed: a process that dies in between leaves a
+temporary file, which the next start removes, and never half a handle. Reading maps the file; its digest is checked once
+per process before anything of it is served.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tauscope_target.checkpoint import TensorEntry, read_header, read_metadata
+from tauscope_target.store import StoredStates
+from tauscope_wire.checksums import digest_of
+from tauscope_wire.dtypes import NUMPY_DTYPES
+from tauscope_wire.errors import CheckpointError, ErrorCode, RequestError, UnavailableError
+from tauscope_wire.framing import byte_view
+from tauscope_wire.layers import FINAL_NORM
+from tauscope_wire.tensors import LogitsSummary
+
+SCHEMA = "tauscope.spill/1"
+HANDLE = re.compile(r"[0-9a-f]{48}")
+"""Only such names become file names."""
+SECRET_BYTES = 32
+_TAGS: Mapping[str, str] = {"bfloat16": "BF16", "float32": "F32", "int32": "I32"}
+_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BF16": NUMPY_DTYPES["bfloat16"],
+    "F32": NUMPY_DTYPES["float32"],
+    "I32": np.dtype("<i4"),
+}
+
+
+@dataclass
+class _File:
+    created: float
+    nbytes: int
+
+
+class SpillDirectory:
+    """Files of stored states under one folder, within a byte budget, oldest out first. Thread-safe.
+
+    Args:
+        path: the folder; made if missing, readable by its owner only.
+        max_bytes: budget of all files.
+        ttl_s: a file older than this is removed.
+        clock: seconds since the epoch.
+
+    Raises:
+        RequestError: the folder cannot be used.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._files: dict[str, _File] = {}
+        self._bytes = 0
+        self._verified: set[str] = set()
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.secret = self._secret()
+            self._scan()
+        except OSError as error:
+            raise RequestError(f"--spill-dir {path}: {error.strerror}; give a folder that can be written") from None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def write(self, handle: str, entry: StoredStates) -> None:
+        """Keep an entry; when this returns it survives the process and a power failure.
+
+        Raises:
+            UnavailableError: the disk is full or fails (`store_full`).
+        """
+        assert HANDLE.fullmatch(handle), "handles are made by `handles.handle_of`"
+        created = self._clock()
+        header, payloads = _encode(entry, created)
+        nbytes = len(header) + sum(byte_view(payload).nbytes for payload in payloads)
+        with self._lock:
+            self._make_room(nbytes)
+        temporary = self._path / f".{handle}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+        try:
+            with temporary.open("xb") as file:
+                file.write(header)
+                for payload in payloads:
+                    file.write(byte_view(payload))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._file(handle))
+            _sync_folder(self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise UnavailableError(
+                f"the spill directory cannot take {nbytes} bytes: {error.strerror}", ErrorCode.STORE_FULL
+            ) from None
+        with self._lock:
+            self._forget(handle)
+            self._files[handle] = _File(created, nbytes)
+            self._bytes += nbytes
+            self._verified.add(handle)
+
+    def read(self, handle: str) -> StoredStates | None:
+        """An entry whose arrays are mapped from its file, or None; a damaged file is removed and is None."""
+        with self._lock:
+            self._expire()
+            known = handle in self._files
+            is_verified = handle in self._verified
+        if not known:
+            return None
+        try:
+            entry = _decode(self._file(handle))
+            if not is_verified and digest_of(entry.states) != entry.digest:
+                raise CheckpointError(f"{handle}: its digest does not match")
+        except (CheckpointError, OSError, ValueError, KeyError):
+            self.remove(handle)
+            return None
+        with self._lock:
+            self._verified.add(handle)
+        return entry
+
+    def remove(self, handle: str) -> None:
+        """Remove the file of a handle; a reader that mapped it finishes undisturbed."""
+        with self._lock:
+            self._forget(handle)
+        if HANDLE.fullmatch(handle):
+            with contextlib.suppress(OSError):
+                self._file(handle).unlink()
+
+    def _scan(self) -> None:
+        """Find the files of an earlier process; remove what it left unfinished."""
+        for file in sorted(self._path.iterdir()):
+            if file.name.startswith(".") and file.name.endswith(".tmp"):
+                file.unlink()
+            elif file.suffix == ".safetensors" and HANDLE.fullmatch(file.stem):
+                status = file.stat()
+                self._files[file.stem] = _File(status.st_mtime, status.st_size)
+                self._bytes += status.st_size
+        self._files = dict(sorted(self._files.items(), key=lambda item: item[1].created))
+        self._make_room(0)
+
+    def _make_room(self, needed: int) -> None:
+        self._expire()
+        for handle in list(self._files):
+            if self._bytes + needed <= self._max_bytes:
+                break
+            self._unlink(handle)
+        if needed > self._max_bytes:
+            raise UnavailableError(
+                f"{needed} bytes are more than the spill directory holds ({self._max_bytes})", ErrorCode.STORE_FULL
+            )
+
+    def _expire(self) -> None:
+        oldest_allowed = self._clock() - self._ttl_s
+        for handle in [h for h, f in self._files.items() if f.created < oldest_allowed]:
+            self._unlink(handle)
+
+    def _unlink(self, handle: str) -> None:
+        self._forget(handle)
+        with contextlib.suppress(OSError):
+            self._file(handle).unlink()
+
+    def _forget(self, handle: str) -> None:
+        known = self._files.pop(handle, None)
+        self._verified.discard(handle)
+        if known is not None:
+            self._bytes -= known.nbytes
+
+    def _file(self, handle: str) -> Path:
+        return self._path / f"{handle}.safetensors"
+
+    def _secret(self) -> bytes:
+        """Secret of the handles, kept beside the files so that equal requests find them after a restart."""
+        file = self._path / "secret"
+        if not file.exists():
+            temporary = self._path / f".secret.{os.getpid()}.tmp"
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+                stream.write(secrets.token_bytes(SECRET_BYTES))
+            temporary.replace(file)
+        return file.read_bytes()
+
+
+def _encode(entry: StoredStates, created: float) -> tuple[bytes, list[npt.NDArray[Any]]]:
+    """Header of the file, and the arrays that follow it in order."""
+    arrays: dict[str, npt.NDArray[Any]] = {"states": entry.states, "token_ids": entry.token_ids}
+    if entry.logits is not None:
+        arrays |= {
+            "argmax_ids": entry.logits.argmax_ids,
+            "top_ids": entry.logits.top_ids,
+            "top_logprobs": entry.logits.top_logprobs,
+        }
+        if entry.logits.next_logprobs is not None:
+            arrays["next_logprobs"] = entry.logits.next_logprobs
+    facts = {
+        "planes": list(entry.planes),
+        "dtype": entry.dtype,
+        "start": entry.start,
+        "owner": entry.owner,
+        "shared": entry.shared,
+        "digest": entry.digest,
+        "created": created,
+    }
+    header: dict[str, Any] = {"__metadata__": {"schema": SCHEMA, "facts": json.dumps(facts)}}
+    offset = 0
+    for name, array in arrays.items():
+        stop = offset + array.nbytes
+        header[name] = {
+            "dtype": _TAGS[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [offset, stop],
+        }
+        offset = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the format asks for an aligned start of the data
+    return len(text).to_bytes(8, "little") + text, [np.ascontiguousarray(array) for array in arrays.values()]
+
+
+def _decode(file: Path) -> StoredStates:
+    """An entry over a mapped file."""
+    metadata = read_metadata(file)
+    if metadata.get("schema") != SCHEMA:
+        raise CheckpointError(f"{file.name} is not a file of stored states")
+    facts = json.loads(metadata["facts"])
+    arrays = {entry.name: _mapped(entry) for entry in read_header(file)}
+    summary = None
+    if "argmax_ids" in arrays:
+        summary = LogitsSummary(
+            argmax_ids=arrays["argmax_ids"],
+            top_ids=arrays["top_ids"],
+            top_logprobs=arrays["top_logprobs"],
+            next_logprobs=arrays.get("next_logprobs"),
+        )
+    return StoredStates(
+        planes=tuple(plane if plane == FINAL_NORM else int(plane) for plane in facts["planes"]),
+        dtype=facts["dtype"],
+        token_ids=arrays["token_ids"],
+        start=int(facts["start"]),
+        states=arrays["states"],
+        logits=summary,
+        owner=facts["owner"],
+        shared=bool(facts["shared"]),
+        digest=facts["digest"],
+    )
+
+
+def _mapped(entry: TensorEntry) -> npt.NDArray[Any]:
+    if entry.nbytes == 0:
+        return np.empty(entry.shape, _DTYPES[entry.dtype])
+    return np.memmap(entry.file, _DTYPES[entry.dtype], mode="r", offset=entry.start, shape=entry.shape)
+
+
+def _sync_folder(path: Path) -> None:
+    """A rename is durable once its folder is flushed."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
