@@ -103,25 +103,27 @@ def dflash_block(
     p: int,
     *,
     embedding: Tensor,
+    shift: int = 0,
     sees: Callable[[int, int, int, int], bool] | None = None,
     wrap: Callable[[int, str, list[Tensor], Callable[[list[Tensor]], list[Tensor]]], list[Tensor]] | None = None,
 ) -> Tensor:
     """Output of the drafter's norm for the rows of one block, [B, H].
 
     Args:
+        shift: the context ends so many positions after p.
         sees: (layer, row offset i, absolute key position, is-block flag) -> visible; None sees everything.
         wrap: replaces a sublayer call, for families that put something around it.
     """
     size, mask = config["block_size"], config["dflash_config"]["mask_token_id"]
     ids = [int(token_ids[p])] + [mask] * (size - 1)
     x = [embedding[t].double() for t in ids]
-    context = [fused(w, states, t) for t in range(p)]
-    places = ([p + i for i in range(size)], [*range(p), *(p + i for i in range(size))])
+    context = [fused(w, states, t) for t in range(p + shift)]
+    places = ([p + i for i in range(size)], [*range(p + shift), *(p + i for i in range(size))])
     for layer in range(config["num_hidden_layers"]):
         at = f"layers.{layer}"
 
         def visible(i: int, j: int, layer: int = layer) -> bool:
-            return sees is None or sees(layer, i, places[1][j], int(j >= p))
+            return sees is None or sees(layer, i, places[1][j], int(j >= p + shift))
 
         def attend(rows: list[Tensor], at: str = at, visible: Sees = visible) -> list[Tensor]:
             return attention(w, f"{at}.self_attn", config, rows, context + rows, sees=visible, places=places)
