@@ -4,19 +4,22 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
 
+from tauscope_drafter.acceptance import acceptance_answer, draft_request_of
 from tauscope_drafter.checkpoint.options import LoadOptions
 from tauscope_drafter.conditions import card_under, conditions_of, context_rows
-from tauscope_drafter.contract import DraftingEngine, DraftJob, DraftResult, Lease, StatesArray
+from tauscope_drafter.contract import DraftingEngine, DraftJob, DraftResult, Lease, Sampling, StatesArray
 from tauscope_drafter.families.names import FAMILIES
 from tauscope_drafter.requests import check_limits, deadline_of, resolve_anchors
 from tauscope_drafter.states import StatesSource, inline_states
-from tauscope_serving.access import Admin, DraftCaller, Reader
+from tauscope_serving.access import Admin, DraftCaller, Reader, key_to_forward
 from tauscope_serving.answers import TensorResponse
 from tauscope_serving.bodies import described_body, read_body
 from tauscope_serving.compute import ComputeLoop
@@ -29,6 +32,8 @@ from tauscope_serving.service import Access, create_service, note
 from tauscope_wire.body import Body
 from tauscope_wire.errors import ErrorCode, PermissionDeniedError
 from tauscope_wire.messages import (
+    AcceptanceAnswer,
+    AcceptanceRequest,
     DraftConditions,
     DrafterCard,
     DrafterList,
@@ -118,7 +123,7 @@ def create_app(service: DrafterService) -> FastAPI:
         card = card_under(lease.card, conditions_of(asked.conditions))
         check_limits(asked, card, limits)
         service.access.quotas.charge_tokens(caller, len(asked.token_ids))
-        work = _draft(service, loop, asked, lease, card, caller=caller)
+        work = _draft(service, loop, asked, lease, card, caller=caller, key=key_to_forward(request))
         result, anchors = await until_disconnect(request, work)
         metrics.tokens.labels(caller.name).inc(len(asked.token_ids))
         anchors_drafted.labels(lease.card.name).inc(len(anchors))
@@ -127,6 +132,26 @@ def create_app(service: DrafterService) -> FastAPI:
         metrics.answer_bytes.labels(caller.name).inc(body.nbytes)
         note(request, drafter=lease.card.name, anchors=len(anchors), **result.timing_ms)
         return TensorResponse(body, request_id(request))
+
+    @app.post(
+        "/expected_acceptance",
+        tags=["draft"],
+        summary="What sampling would accept, from both distributions",
+        openapi_extra=described_body(AcceptanceRequest),
+    )
+    async def expected_acceptance(request: Request, caller: DraftCaller) -> AcceptanceAnswer:
+        asked = await read_body(request, AcceptanceRequest, max_bytes=limits.max_body_bytes)
+        lease = engine.lease(asked.drafter)
+        draft = draft_request_of(asked)
+        check_limits(draft, lease.card, limits)
+        service.access.quotas.charge_tokens(caller, len(asked.token_ids))
+        sampling = Sampling(asked.temperature, asked.top_k, asked.top_p)
+        work = _draft(
+            service, loop, draft, lease, lease.card, caller=caller, key=key_to_forward(request), sampling=sampling
+        )
+        result, anchors = await until_disconnect(request, work)
+        note(request, drafter=lease.card.name, anchors=len(anchors), **result.timing_ms)
+        return acceptance_answer(lease.card, engine.numerics(lease.card), anchors, result)
 
     @app.get("/drafters", tags=["drafters"], summary="Loaded drafters")
     async def list_drafters(_: Reader) -> DrafterList:
@@ -187,23 +212,34 @@ async def _draft(
     card: DrafterCard,
     *,
     caller: Principal,
+    key: str | None,
+    sampling: Sampling | None = None,
 ) -> tuple[DraftResult, "np.ndarray[tuple[int, ...], np.dtype[np.int32]]"]:
     """Fetch the states where needed, then draft."""
     anchors = resolve_anchors(asked, service.limits)
     if not len(anchors):
         return _nothing(card, asked.top_k), anchors
     conditions = conditions_of(asked.conditions)
-    num_rows = context_rows(int(anchors[-1]), conditions)
-    states, key = await _states(service, asked, lease, card, num_rows=num_rows)
+    # a comparison with the target reads its states at the drafted places too
+    num_rows = len(asked.token_ids) if sampling is not None else context_rows(int(anchors[-1]), conditions)
+    behalf = _Behalf(caller.tag, key)
+    if sampling is not None and isinstance(asked.hidden, HiddenByHandle):
+        fetch = partial(service.states.fetch, key=key, final_norm=True)
+        handle = quote(asked.hidden.handle, safe="")
+        states = await asyncio.to_thread(fetch, handle, card, asked.token_ids, num_rows)
+        context_key = None
+    else:
+        states, context_key = await _states(service, asked, lease, card, num_rows=num_rows, behalf=behalf)
     job = DraftJob(
         lease=lease,
         token_ids=np.asarray(asked.token_ids, dtype=np.int64),
         anchors=anchors,
         states=states,
-        context_key=key,
+        context_key=context_key,
         top_k=asked.top_k,
         labels=asked.labels,
         conditions=conditions,
+        sampling=sampling,
     )
     try:
         result = await loop.run(
@@ -217,19 +253,27 @@ async def _draft(
     return result, anchors
 
 
+class _Behalf(NamedTuple):
+    """For whom states are read: a context that one key has fetched is not another key's to use."""
+
+    tag: str
+    key: str | None
+
+
 async def _states(
-    service: DrafterService, asked: DraftRequest, lease: Lease, card: DrafterCard, *, num_rows: int
+    service: DrafterService, asked: DraftRequest, lease: Lease, card: DrafterCard, *, num_rows: int, behalf: _Behalf
 ) -> tuple[StatesArray | None, str | None]:
     if not card.taps:
         return None, None
     if not isinstance(asked.hidden, HiddenByHandle):
         return inline_states(asked.hidden, card, num_rows), None
     handle = asked.hidden.handle
-    key = None if conditions_of(asked.conditions) else handle  # contexts under conditions are never kept
-    if key is not None and lease.has_context(key, num_rows):
-        return None, key
-    fetch = service.states.fetch
-    return await asyncio.to_thread(fetch, quote(handle, safe=""), card, asked.token_ids, num_rows), key
+    # contexts under conditions are never kept
+    context_key = None if conditions_of(asked.conditions) else f"{behalf.tag}/{handle}"
+    if context_key is not None and lease.has_context(context_key, num_rows):
+        return None, context_key
+    fetch = partial(service.states.fetch, key=behalf.key)
+    return await asyncio.to_thread(fetch, quote(handle, safe=""), card, asked.token_ids, num_rows), context_key
 
 
 def _nothing(card: DrafterCard, top_k: int) -> DraftResult:

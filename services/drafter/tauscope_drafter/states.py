@@ -9,8 +9,16 @@ from tauscope_drafter.contract import ProbeText, StatesArray
 from tauscope_drafter.fit import DrafterSide, TargetSide, check_fit
 from tauscope_wire.connection import Connection
 from tauscope_wire.dtypes import NUMPY_DTYPES
-from tauscope_wire.errors import ErrorCode, RequestError, TauscopeError, UnavailableError
+from tauscope_wire.errors import (
+    AuthenticationError,
+    ErrorCode,
+    PermissionDeniedError,
+    RequestError,
+    TauscopeError,
+    UnavailableError,
+)
 from tauscope_wire.expectations import HiddenExpectation
+from tauscope_wire.layers import FINAL_NORM, Plane
 from tauscope_wire.messages import (
     DrafterCard,
     GenerateAnswer,
@@ -90,10 +98,29 @@ class StatesSource:
             )
         return texts
 
-    def fetch(self, handle: str, card: DrafterCard, token_ids: Sequence[int], num_rows: int) -> StatesArray:
+    def fetch(
+        self,
+        handle: str,
+        card: DrafterCard,
+        token_ids: Sequence[int],
+        num_rows: int,
+        *,
+        key: str | None = None,
+        final_norm: bool = False,
+    ) -> StatesArray:
         """The planes of a drafter for positions 0..num_rows-1; blocks, so call it off the event loop.
 
+        Args:
+            handle: as the target service gave it.
+            card: of the drafter.
+            token_ids: of the request.
+            num_rows: positions that are needed.
+            key: on whose behalf: the target decides by this key whether the handle may be read; None uses the
+                connection's own.
+            final_norm: also the plane of that name, last.
+
         Raises:
+            AuthenticationError, PermissionDeniedError: the target service does not take the key.
             GoneError: the handle is gone.
             MismatchError: the target does not fit the drafter.
             RequestError: the handle belongs to another sequence, or does not cover the positions.
@@ -101,9 +128,22 @@ class StatesSource:
         """
         if self._connection is None:
             raise UnavailableError("no target service is configured; start this service with --target-url")
-        params = {"planes": ",".join(map(str, card.taps)), "start": 0, "stop": num_rows}
-        expect = HiddenExpectation(planes=tuple(card.taps), positions=(0, num_rows), data=True)
-        answer = self._connection.get_tensors(f"/hidden_states/{handle}", params, partial(read_hidden, expect=expect))
+        planes: tuple[Plane, ...] = (*card.taps, FINAL_NORM) if final_norm else tuple(card.taps)
+        params = {"planes": ",".join(map(str, planes)), "start": 0, "stop": num_rows}
+        expect = HiddenExpectation(planes=planes, positions=(0, num_rows), data=True)
+        read = partial(read_hidden, expect=expect)
+        if key is None:
+            answer = self._connection.get_tensors(f"/hidden_states/{handle}", params, read)
+        else:
+            with Connection(self._connection.base_url, key=key) as own:
+                try:
+                    answer = own.get_tensors(f"/hidden_states/{handle}", params, read)
+                except (AuthenticationError, PermissionDeniedError) as error:
+                    raise type(error)(
+                        f"the target service refuses the key of this request: {error.message} (both services need the "
+                        "same keys, and reading a handle the role 'read')",
+                        error.code,
+                    ) from None
         check_served(card, answer.model)
         _check_tokens(answer.token_ids, token_ids, num_rows)
         assert answer.states is not None

@@ -49,6 +49,16 @@ def _refuse_foreign_page(request: Request) -> None:
         )
 
 
+def key_to_forward(request: Request) -> str | None:
+    """The caller's own key, for a service that asks another one on its behalf; None where no keys are in use.
+
+    The other service then decides by what this caller may see, not by what the asking service may.
+    """
+    if request.app.state.access.keyring.is_open:
+        return None
+    return request.headers.get("authorization", "").partition(" ")[2].strip() or None
+
+
 Reader = Annotated[Principal, Depends(allowed("read"))]
 Extractor = Annotated[Principal, Depends(allowed("extract"))]
 DraftCaller = Annotated[Principal, Depends(allowed("draft"))]

@@ -1,5 +1,6 @@
 """Who calls: API keys are looked up by their hash, compared in constant time, and reloaded when their file changes."""
 
+import hashlib
 import hmac
 import logging
 import secrets
@@ -47,6 +48,11 @@ class Principal(BaseModel):
     roles: tuple[KeyRole, ...]
     handle_secret: Annotated[str, Field(repr=False)]
     quota: KeyQuota = KeyQuota()
+
+    @property
+    def tag(self) -> str:
+        """Names this key, and no later one of the same name; tells nothing about it. For what keys must not share."""
+        return hashlib.sha256(f"tag:{self.handle_secret}".encode()).hexdigest()[:16]
 
     def require(self, role: KeyRole) -> None:
         """Raise unless the key has the role (`admin` has all).
