@@ -16,6 +16,7 @@ from tauscope_client.commands.hidden import hidden_command
 from tauscope_client.commands.probe import probe_command
 from tauscope_client.commands.references import references_command
 from tauscope_client.commands.report import report_command
+from tauscope_client.commands.speed import speed_command
 from tauscope_client.commands.watch import watch_command
 from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode, exit_code_of
 from tauscope_client.plain import shown
@@ -42,6 +43,7 @@ app.command("doctor")(doctor_command)
 app.command("references")(references_command)
 app.command("compare")(compare_command)
 app.command("report")(report_command)
+app.command("speed")(speed_command)
 app.command("probe")(probe_command)
 app.command("watch")(watch_command)
 app.command("ship")(ship_command)

@@ -220,3 +220,13 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(cli, prompts_path,
         "eval", str(prompts_path), "-r", "sglang=http://me:secret@127.0.0.1:9", "-o", str(tmp_path / "run")
     )
     assert code == ExitCode.USAGE and "--reference-key" in stderr and "secret" not in stderr
+
+
+def test_speed_is_an_estimate_from_tau_and_given_costs(cli, prompts_path, tmp_path):
+    out = str(tmp_path / "run")
+    cli("eval", str(prompts_path), "-d", "good", "-o", out, "--max-new-tokens", "40")
+    tau = json.loads((tmp_path / "run" / "results.json").read_text())["drafters"]["good"]["overall"]["values"]["tau"]
+    code, stdout, _ = cli("speed", out, "--target-ms", "20", "--draft-ms", "5", addresses=False)
+    assert code == ExitCode.OK and f"{tau / 1.25:.2f}" in stdout and "1.25" in stdout and "an estimate" in stdout
+    code, _, stderr = cli("speed", out, "--target-ms", "0", "--draft-ms", "5", addresses=False)
+    assert code == ExitCode.USAGE and "target_cost_ms=0" in stderr

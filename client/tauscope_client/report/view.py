@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from tauscope_client.report.charts import Series, bar_chart, line_chart
 from tauscope_client.report.interval_chart import Estimate, IntervalRow, interval_chart
-from tauscope_client.runs.comparison import HEADLINES, comparison_lines, headline_rows
+from tauscope_client.runs.comparison import ENGINES, HEADLINES, comparison_lines, engine_rows, headline_rows
 from tauscope_client.runs.loading import Run
 from tauscope_client.runs.served import served_lines
 
@@ -68,6 +68,7 @@ class View:
     warnings: tuple[str, ...]
     failures: tuple[Mapping[str, Any], ...]
     table: tuple[tuple[str, tuple[str, ...], str], ...]
+    engines: tuple[tuple[str, tuple[str, ...], str], ...]
     figures: tuple[Figure, ...]
     prompts: tuple[PromptLine, ...]
     worst: tuple[PromptLine, ...]
@@ -112,6 +113,10 @@ def view_of(run: Run) -> View:
         warnings=tuple(results["warnings"]),
         failures=tuple(results["failures"]),
         table=_table(drafters, results["definitions"]),
+        engines=tuple(
+            (row.label, row.cells, results["definitions"][line.name])
+            for row, line in zip(engine_rows(drafters), ENGINES, strict=True)
+        ),
         figures=tuple(_figures(drafters, results["definitions"])),
         prompts=lines,
         worst=tuple(ranked[:num_extremes]),
@@ -188,6 +193,20 @@ def _histogram(names: Sequence[str], overall: Sequence[Any], width: int, definit
     labels = [str(at) for at in range(width + 1)]
     svg = bar_chart(labels, series, x_title="accepted", y_title="share of rounds")
     return Chart("histogram", "histogram", svg, definitions["accepted_histogram"])
+
+
+def _ranks(names: Sequence[str], overall: Sequence[Any], definitions: Mapping[str, str]) -> Chart:
+    """Shares of labels by their place in the row, from the first to beyond the last that is kept."""
+    counts = [part["histograms"]["label_rank_histogram"] for part in overall]
+    width = min((len(one) for one in counts), default=1)
+    series = []
+    for name, one in zip(names, counts, strict=True):
+        total = sum(one)
+        places = [*one[: width - 1], sum(one[width - 1 :])]
+        series.append(Series(name, tuple(count / total if total else None for count in places)))
+    labels = [*map(str, range(1, width)), f"after {width - 1}"]
+    svg = bar_chart(labels, series, x_title="place in the draft row", y_title="share of labels")
+    return Chart("ranks", "ranks", svg, definitions["label_rank_histogram"])
 
 
 def _widths(names: Sequence[str], overall: Sequence[Any], width: int, definitions: Mapping[str, str]) -> Chart:

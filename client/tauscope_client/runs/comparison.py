@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "ENGINES",
     "HEADLINES",
     "Row",
     "comparison_lines",
+    "engine_rows",
     "headline_rows",
     "number",
     "position_rows",
@@ -82,6 +84,29 @@ def headline_rows(drafters: Mapping[str, Any]) -> list[Row]:
     ]
     rows.append(Row("rounds", tuple(str(part["counts"]["num_rounds"]) for part in overall)))
     return rows
+
+
+ENGINES = (
+    Headline("sglang_accept_length_mean", "SGLang, mean of requests (z-lab)"),
+    Headline("sglang_accept_length_pooled", "SGLang, pooled (SpecForge)"),
+    Headline("sglang_accept_rate_mean", "SGLang accept rate", is_share=True),
+    Headline("vllm_acceptance_length", "vLLM acceptance length"),
+    Headline("vllm_draft_acceptance_rate", "vLLM draft acceptance rate", is_share=True),
+    Headline("zlab_acceptance_length", "z-lab, newer"),
+    Headline("zlab_acceptance_length_april", "z-lab, April 2026"),
+    Headline("deepspec_acceptance_length", "DeepSpec"),
+    Headline("tau_all_anchors", "all-anchors mean"),
+)
+"""The same rounds as other programs would count them: no two of these are the same quantity."""
+
+
+def engine_rows(drafters: Mapping[str, Any]) -> list[Row]:
+    """The numbers that other programs would print for the same rounds."""
+    overall = [drafter["overall"]["values"] for drafter in drafters.values()]
+    return [
+        Row(line.label, tuple(number(values.get(line.name), is_share=line.is_share) for values in overall))
+        for line in ENGINES
+    ]
 
 
 def split_rows(drafters: Mapping[str, Any]) -> list[Row]:

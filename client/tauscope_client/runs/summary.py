@@ -6,6 +6,7 @@ from typing import Any
 from tauscope_client.runs.comparison import (
     Row,
     comparison_lines,
+    engine_rows,
     headline_rows,
     position_rows,
     split_rows,
@@ -39,6 +40,12 @@ def summary_markdown(results: Mapping[str, Any], manifest: Manifest) -> str:
         lines += ["", f"{_cell(line[0].upper() + line[1:])}."]
     for stratum, rows in strata_rows(drafters).items():
         lines += ["", f"Tau by {_cell(stratum)}:", "", *_table(["", *names], rows)]
+    lines += [
+        "",
+        "The same rounds as other programs would count them:",
+        "",
+        *_table(["", *names], engine_rows(drafters)),
+    ]
     for name in names:
         rows = position_rows(drafters[name])
         width = len(rows[0].cells) if rows else 0
