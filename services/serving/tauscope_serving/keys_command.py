@@ -32,7 +32,8 @@ def _add(
     keys: KeysFile,
     *,
     role: Annotated[
-        list[str] | None, typer.Option(help=f"What the key may do, repeatable: {', '.join(ALL_ROLES)}. [default: read]")
+        list[str] | None,
+        typer.Option(help=f"What the key may do, repeatable: {', '.join(ALL_ROLES)}. [default: read, extract]"),
     ] = None,
     requests_per_min: Limit = None,
     tokens_per_min: Limit = None,
@@ -49,7 +50,7 @@ def _add(
         store_bytes=store_bytes,
     )
     with _one_line():
-        key = add_key(keys, name, roles=_roles(role or ["read"]), quota=quota)
+        key = add_key(keys, name, roles=_roles(role or ["read", "extract"]), quota=quota)
     typer.echo(
         f"Key {name!r} added to {keys}; running services know it within a second. It is shown only now:", err=True
     )
@@ -76,7 +77,7 @@ def _list(
 
 
 def _revoke(name: Annotated[str, typer.Argument(help="Name of the key.")], keys: KeysFile) -> None:
-    """Remove a key; running services refuse it within a second. Its handles can no longer be read by anybody."""
+    """Remove a key; running services refuse it within a second."""
     with _one_line():
         revoke_key(keys, name)
     typer.echo(f"Key {name!r} revoked.", err=True)
