@@ -73,6 +73,7 @@ const cells = (row) => [...row.children].map((cell) => cell.textContent);
 seen.numbers = [...page.querySelectorAll("#numbers tbody tr")].map(cells);
 click('[data-chart="curve-teacher_forced_accuracy_all"]');
 seen.charts = [...page.querySelectorAll("#figure-positions .chart:not(.other)")].map((chart) => chart.id);
+seen.figures = all(".figure h2");
 seen.hiddenBefore = page.getElementById("prompt").hidden;
 click('#prompts [data-open="0"]');
 seen.first = { id: page.getElementById("prompt-id").textContent, turns: page.querySelectorAll(".turn").length };
@@ -111,6 +112,14 @@ def test_a_browser_shows_the_numbers_of_the_results_and_clicking_through_prompts
         values = [drafter["overall"]["values"][name] for drafter in drafters.values()]
         assert [cell.split(" ")[0] for cell in shown[label]] == [f"{value:.3f}" for value in values]
     assert seen["charts"] == ["curve-teacher_forced_accuracy_all"]
+    assert seen["figures"] == [
+        "By position in the block",
+        "Accepted drafts of a round",
+        "Where the right token stands",
+        "If fewer drafts are verified",
+        "With trees instead of a chain",
+        "tau by stratum",
+    ]
     rounds = [len(run.prompt(name, turn_id)["accepted"]) for name, turn_id in (("good", "a"), ("bad", HACK))]
     assert seen["hiddenBefore"] is True
     assert (seen["first"], seen["second"]) == ({"id": "a", "turns": rounds[0]}, {"id": HACK, "turns": rounds[1]})

@@ -175,6 +175,7 @@ def _figures(drafters: Mapping[str, Any], definitions: Mapping[str, str]) -> lis
         figures.append(
             Figure("rounds", "Accepted drafts of a round", (_histogram(names, overall, width, definitions),))
         )
+        figures.append(Figure("ranks", "Where the right token stands", (_ranks(names, overall, definitions),)))
         figures.append(Figure("width", "If fewer drafts are verified", (_widths(names, overall, width, definitions),)))
     trees = _trees(names, overall, definitions)
     figures += [Figure("trees", "With trees instead of a chain", (trees,))] if trees else []
