@@ -9,6 +9,7 @@ Run from the root of the repository; needs torch, transformers, flash-linear-att
 import argparse
 import gc
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -401,6 +402,11 @@ def be_neighbour(tiny: bool) -> None:
     del held
 
 
+def stop(*_: object) -> None:
+    """Out of time: what was measured so far is written."""
+    raise TimeoutError("stopped before the end")
+
+
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--out", type=Path, default=Path())
@@ -426,6 +432,7 @@ def main() -> None:
         "resident": {},
         "streamed": {},
     }
+    signal.signal(signal.SIGTERM, stop)
     begun = time.perf_counter()
     for part in arguments.only.split(","):
         try:
