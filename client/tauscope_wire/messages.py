@@ -403,6 +403,57 @@ class DraftRequest(Request):
     deadline_s: Annotated[float, Field(gt=0)] | None = None
 
 
+class AcceptanceRequest(Request):
+    """`POST /expected_acceptance`: what sampling would accept, computed from both distributions.
+
+    Attributes:
+        drafter: name of a loaded drafter.
+        hidden: context states by handle; the handle must hold the plane `final_norm` as well.
+        token_ids: the whole sequence; the expectation is along this text.
+        response_start: position of the first response token.
+        anchors: as in `DraftRequest`.
+        temperature, top_k, top_p: sampling settings, the same for target and drafter; temperature 0 is greedy.
+    """
+
+    drafter: str
+    hidden: HiddenByHandle
+    token_ids: TokenIds
+    response_start: Annotated[int, Field(ge=1)]
+    anchors: Literal["response"] | list[Annotated[int, Field(ge=1)]] = "response"
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    deadline_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class AcceptanceAnswer(Answer):
+    """Expectations along a given text; not a count of what a server accepted.
+
+    Attributes:
+        drafter: its name.
+        sha256: of its weights.
+        numerics: fingerprint of the drafter service.
+        anchors: positions, ascending.
+        sampled: per anchor and place, the probability that a draft sampled from the drafter is accepted, the sum over
+            x of min(p(x), q(x)); None past the end of the text.
+        greedy: the same for the drafter's best token, p(x*).
+        expected_accepted_sampled: per anchor, the sum over k of the product of the first k of `sampled`, no bonus.
+        expected_accepted_greedy: the same of `greedy`.
+        warnings: what the reader must know.
+    """
+
+    drafter: str
+    sha256: str
+    numerics: Numerics
+    anchors: list[int]
+    sampled: list[list[float | None]]
+    greedy: list[list[float | None]]
+    expected_accepted_sampled: list[float]
+    expected_accepted_greedy: list[float]
+    warnings: list[str] = Field(default_factory=list)
+    timing_ms: dict[str, float] = Field(default_factory=dict)
+
+
 class DrafterLoadRequest(Request):
     """`POST /drafters`: load a checkpoint under a name; options fill what the files do not say."""
 

@@ -165,14 +165,14 @@ class StatesServer:
     """A target service without a model: `/info` and handles whose planes are given arrays.
 
     Attributes:
-        states: canonical layer id -> [T, HIDDEN].
+        states: canonical layer id, or `final_norm` -> [T, HIDDEN].
         token_ids: of the sequence behind every handle.
         served: handles served so far, in order.
         numerics: fingerprint it claims.
         model: what it says about its model.
     """
 
-    states: Mapping[int, Tensor]
+    states: Mapping[int | str, Tensor]
     token_ids: list[int]
     served: list[str] = field(default_factory=list)
     numerics: Numerics = NUMERICS
@@ -207,13 +207,13 @@ class StatesServer:
             if handle in self.gone:
                 raise GoneError(f"handle {handle} is gone")
             self.served.append(handle)
-            ids = [int(p) for p in planes.split(",")]
+            ids: list[int | str] = [p if p == "final_norm" else int(p) for p in planes.split(",")]
             states = np.stack([self.states[i][start:stop].numpy() for i in ids])
             body = hidden_body(
                 request_id="r",
                 model=self.model,
                 numerics=self.numerics,
-                requested={"convention": "output", "layers": ids},
+                requested={"convention": "output", "layers": [i for i in ids if i != "final_norm"]},
                 planes=ids,
                 dtype="float32",
                 token_ids=self.token_ids,

@@ -226,8 +226,8 @@ async def _draft(
     if sampling is not None and isinstance(asked.hidden, HiddenByHandle):
         fetch = partial(service.states.fetch, key=key, final_norm=True)
         handle = quote(asked.hidden.handle, safe="")
-        states = await asyncio.to_thread(fetch, handle, card, asked.token_ids, num_rows)
-        context_key = None
+        context_key: str | None = None
+        states: StatesArray | None = await asyncio.to_thread(fetch, handle, card, asked.token_ids, num_rows)
     else:
         states, context_key = await _states(service, asked, lease, card, num_rows=num_rows, behalf=behalf)
     job = DraftJob(

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,20 @@ ProbeSource = Callable[[Sequence[int]], Sequence[ProbeText]]
 """Gives texts of the target with the states of the canonical layers asked for."""
 
 
+class Sampling(NamedTuple):
+    """Settings of sampling; the same for target and drafter, as engines apply them.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: 0 keeps all tokens.
+        top_p: 1 keeps all tokens.
+    """
+
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+
+
 class Lease(Protocol):
     """A loaded drafter, kept alive for one request whatever happens to its name."""
 
@@ -73,6 +87,8 @@ class DraftJob:
         labels: see `DraftRequest`.
         conditions: what deviates from the drafter's declaration, None for nothing; `states` holds the planes that
             they name, and `context_key` is None.
+        sampling: compare every row with the target under these settings in place of ranking it; `states` then has the
+            plane `final_norm` last.
         stop: set when nobody wants the answer any more; looked at between batches.
     """
 
@@ -84,18 +100,29 @@ class DraftJob:
     top_k: int
     labels: bool
     conditions: DraftConditions | None = None
+    sampling: Sampling | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DraftResult:
-    """Drafts of all anchors: token_ids int32 [A, K], top_ids int32 [A, K, k], top_logprobs float32 [A, K, k]."""
+    """Drafts of all anchors.
+
+    Attributes:
+        token_ids: int32 [A, K].
+        top_ids: int32 [A, K, k].
+        top_logprobs: float32 [A, K, k].
+        warnings: what the reader of the drafts must know.
+        timing_ms: where the time went.
+        rates: float32 [A, K] twice, see `expected.Judge.rates`; None unless the job asked for them.
+    """
 
     token_ids: npt.NDArray[np.int32]
     top_ids: npt.NDArray[np.int32]
     top_logprobs: npt.NDArray[np.float32]
     warnings: list[str]
     timing_ms: dict[str, float]
+    rates: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None
 
 
 class DraftingEngine(Protocol):

@@ -3,23 +3,25 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tauscope_drafter.arrays import checked, to_torch
+from tauscope_drafter.cards import card_of
 from tauscope_drafter.checkpoint.blocks import UNDECIDED_LAYOUT
 from tauscope_drafter.checkpoint.files import find_files
 from tauscope_drafter.checkpoint.options import LoadOptions
 from tauscope_drafter.context_cache import CachedContext, ContextCache
-from tauscope_drafter.contract import DraftJob, DraftResult, ProbeSource
-from tauscope_drafter.families.family import Network
+from tauscope_drafter.contract import DraftJob, DraftResult, ProbeSource, StatesArray
+from tauscope_drafter.expected import Judge
+from tauscope_drafter.families.family import Drafts, Network
 from tauscope_drafter.layout_probe import ProbeInput, decide, hit_rates, with_layout
 from tauscope_drafter.loading import Loaded, Place, estimate_bytes, load
 from tauscope_drafter.probing import network_under, states_under
@@ -124,7 +126,7 @@ class Engine:
         self._registry.reserve(name, estimate_bytes(path, options, self.place))
         try:
             loaded = self._with_layout(load(path, options, self.place, name=name))
-            entry = Entry(loaded, _card(name, loaded), self._cache)
+            entry = Entry(loaded, card_of(name, loaded), self._cache)
         except BaseException:
             self._registry.release(name)
             raise
@@ -146,7 +148,7 @@ class Engine:
         device, dtype = self.place.device, self.place.dtype
         texts = [
             ProbeInput(
-                _to_torch(text.states.states).to(device, dtype), torch.from_numpy(text.token_ids).to(device), text.start
+                to_torch(text.states.states).to(device, dtype), torch.from_numpy(text.token_ids).to(device), text.start
             )
             for text in self._probe_source(loaded.spec.taps)
         ]
@@ -192,16 +194,22 @@ class Engine:
         network = loaded.network if job.conditions is None else network_under(loaded, job.conditions)
         started = time.perf_counter()
         token_ids = torch.from_numpy(job.token_ids).to(self.place.device)
-        cached = lease.pinned or self._fuse(lease.entry, network, job, token_ids)
+        cached, final = self._context(lease, network, job, token_ids)
         fused = time.perf_counter()
         anchors = job.anchors.tolist()
         step = self._anchors_per_batch(network, cached.num_rows)
-        parts = []
+        parts: list[Drafts] = []
+        rates: list[tuple[Tensor, Tensor]] = []
         for start in range(0, len(anchors), step):
             if job.stop.is_set():
                 raise DeadlineError("nobody waits for the answer any more", ErrorCode.CANCELLED)
             batch = anchors[start : start + step]
-            parts.append(network.draft(cached.context, batch, token_ids, top_k=job.top_k, labels=job.labels))
+            judge = None if final is None else self._judge(final, batch, job)
+            parts.append(
+                network.draft(cached.context, batch, token_ids, top_k=job.top_k, labels=job.labels, judge=judge)
+            )
+            if judge is not None:
+                rates.append(judge.rates())
         token_rows, top_ids, top_logprobs = (torch.cat(t).cpu() for t in zip(*parts, strict=True))
         done = time.perf_counter()
         return DraftResult(
@@ -210,7 +218,28 @@ class Engine:
             top_logprobs=top_logprobs.numpy(),
             warnings=[*lease.card.warnings, *cached.warnings],
             timing_ms={"fuse": 1000 * (fused - started), "draft": 1000 * (done - fused)},
+            rates=_joined(rates) if rates else None,
         )
+
+    def _context(
+        self, lease: EngineLease, network: Network, job: DraftJob, token_ids: Tensor
+    ) -> tuple[CachedContext, Tensor | None]:
+        """The fused context, and the target's final states where the job compares with the target."""
+        if job.sampling is None or job.states is None:
+            return lease.pinned or self._fuse(lease.entry, network, job, token_ids), None
+        planes = job.states.states
+        final = to_torch(planes[-1]).to(self.place.device, self.place.dtype)
+        taps = StatesArray(states=planes[:-1], numerics=job.states.numerics) if len(planes) > 1 else None
+        return self._fuse(lease.entry, network, replace(job, states=taps), token_ids), final
+
+    def _judge(self, final: Tensor, anchors: Sequence[int], job: DraftJob) -> Judge:
+        if self.place.head is None:
+            raise RequestError(
+                "expected acceptance needs the target's head; start the service with --target-model",
+                ErrorCode.MODE_CANNOT,
+            )
+        assert job.sampling is not None
+        return Judge(final, self.place.head, anchors, job.sampling)
 
     @staticmethod
     def _check_rank(loaded: Loaded, top_k: int) -> None:
@@ -227,7 +256,7 @@ class Engine:
                 raise InternalError("a job without states reached a drafter that reads them")
             states = torch.empty(0, len(job.token_ids), 0, device=self.place.device, dtype=self.place.dtype)
         else:
-            states = _checked(_to_torch(job.states.states).to(self.place.device, self.place.dtype))
+            states = checked(to_torch(job.states.states).to(self.place.device, self.place.dtype))
             if job.conditions is not None:
                 taps = tuple(job.conditions.taps or spec.taps)
                 states = states_under(states, job.conditions, taps=taps, place=self.place)
@@ -266,6 +295,11 @@ class Engine:
         return None if folder is None else folder.model_info()
 
 
+def _joined(rates: Sequence[tuple[Tensor, Tensor]]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    sampled, greedy = (torch.cat(t).cpu().numpy() for t in zip(*rates, strict=True))
+    return sampled, greedy
+
+
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -287,56 +321,4 @@ def _confined(path: Path, roots: Sequence[Path]) -> Path:
     raise PermissionDeniedError(
         "the path leaves the folders drafters may be loaded from; ask the operator for --root",
         ErrorCode.PATH_OUTSIDE_ROOTS,
-    )
-
-
-def _to_torch(states: npt.NDArray[Any]) -> Tensor:
-    """A tensor over the same memory where numpy allows it."""
-    if not states.flags.writeable:
-        states = states.copy()
-    if states.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(states.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(states)
-
-
-def _checked(states: Tensor) -> Tensor:
-    """The states, if every row is finite and not all zero.
-
-    Raises:
-        RequestError: names plane and position of the first bad row.
-    """
-    peak = states.abs().amax(-1)
-    for bad, code, what in (
-        (~torch.isfinite(peak), ErrorCode.NON_FINITE_STATES, "holds NaN or infinity"),
-        (peak == 0, ErrorCode.ZERO_STATES, "is all zero"),
-    ):
-        if bool(bad.any()):
-            plane, position = (int(i) for i in bad.nonzero()[0])
-            raise RequestError(f"hidden state of plane {plane} at position {position} {what}", code)
-    return states
-
-
-def _card(name: str, loaded: Loaded) -> DrafterCard:
-    spec = loaded.spec
-    return DrafterCard(
-        name=name,
-        family=spec.family,
-        format=spec.format,
-        block_size=spec.block_size,
-        layout=spec.layout,
-        drafts=spec.drafts,
-        taps=list(spec.taps),
-        mask_token_id=spec.mask_token_id,
-        hidden_size=spec.backbone.hidden_size if spec.backbone else 0,
-        target_hidden_size=spec.target_hidden_size,
-        vocab_size=spec.vocab_size,
-        sha256=loaded.sha256,
-        path=str(loaded.path),
-        num_parameters=loaded.num_parameters,
-        memory_bytes=loaded.memory_bytes,
-        rope=spec.backbone.rope.describe() if spec.backbone else {},
-        windows=[asdict(w) for w in spec.backbone.windows] if spec.backbone and spec.layout != "sequential" else [],
-        from_target=list(loaded.from_target),
-        training_numerics=dict(spec.training_numerics) if spec.training_numerics else None,
-        warnings=list(spec.warnings),
     )

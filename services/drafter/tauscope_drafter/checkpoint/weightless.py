@@ -10,6 +10,7 @@ from torch import Tensor
 from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.checkpoint.options import missing
 from tauscope_drafter.families.family import Drafts
+from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
@@ -46,7 +47,7 @@ def read_weightless_spec(facts: Facts, family: str, *, extras: Mapping[str, Any]
     )
 
 
-def spread(drafts: Tensor, *, vocab: int, top_k: int) -> Drafts:
+def spread(drafts: Tensor, *, vocab: int, top_k: int, judge: JudgeLike | None = None) -> Drafts:
     """Rows that are almost certain of `drafts` [a, K]; the other ranks are the lowest other ids, all equally likely."""
     others = torch.arange(top_k).expand(*drafts.shape, -1)[..., : top_k - 1]
     others = others + (others >= drafts.unsqueeze(-1)).long()  # skip the proposed id
@@ -54,4 +55,7 @@ def spread(drafts: Tensor, *, vocab: int, top_k: int) -> Drafts:
     rest = math.log(_REST / (vocab - 1)) if vocab > 1 else -math.inf
     logprobs = torch.full(top_ids.shape, rest)
     logprobs[..., 0] = math.log1p(-_REST)
+    if judge is not None:  # the proposal alone: a drafter without weights samples nothing else
+        for column in drafts.unbind(1):
+            judge.judge(torch.zeros(len(column), 1), column.unsqueeze(1))
     return Drafts(drafts, top_ids, logprobs)

@@ -23,10 +23,11 @@ from torch.nn import functional as F
 
 from tauscope_drafter.checkpoint.blocks import read_block_spec
 from tauscope_drafter.checkpoint.facts import Facts
-from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights
+from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, recorder_for
 from tauscope_drafter.network.attention import Visibility, attend, visibility
 from tauscope_drafter.network.norm import rms_norm
 from tauscope_drafter.network.rope import Rotary
+from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import BackboneSpec, DrafterSpec, Window
 
 NAME = "dflash"
@@ -217,11 +218,17 @@ class Network(Backbone):
         self._head = shared.head.adapted(multiplier=spec.output_multiplier, softcap=spec.logit_softcap)
 
     def draft(
-        self, context: BlockContext, anchors: Sequence[int], token_ids: Tensor, *, top_k: int, labels: bool = False
+        self,
+        context: BlockContext,
+        anchors: Sequence[int],
+        token_ids: Tensor,
+        *,
+        top_k: int,
+        labels: bool = False,
+        judge: JudgeLike | None = None,
     ) -> Drafts:
         """Drafts of a batch of anchors; `labels` changes nothing, rows do not depend on earlier drafts."""
         rows = self.block(context, anchors, token_ids)[:, self.spec.drafted_rows()]
-        best = self._head.rank(rows.reshape(-1, rows.shape[-1]), top_k)
-        shape = (len(anchors), self.spec.drafts, -1)
-        ids = self._head.to_target(best.ids).view(shape)
-        return Drafts(ids[..., 0], ids, best.logprobs.view(shape))
+        recorder = recorder_for(self._head, top_k, judge)
+        recorder.rows(rows)
+        return drafts_of(recorder)

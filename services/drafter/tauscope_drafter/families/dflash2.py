@@ -23,7 +23,8 @@ from tauscope_drafter.checkpoint.blocks import num_layers, read_block_spec
 from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.checkpoint.options import missing
 from tauscope_drafter.families.dflash import Backbone, BlockContext, backbone_shapes
-from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, previous_tokens
+from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, previous_tokens, recorder_for
+from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
@@ -96,7 +97,14 @@ class Network(Backbone):
         return _filter(kernels[..., 1, :, :], sublayer(_filter(kernels[..., 0, :, :], u)))
 
     def draft(
-        self, context: BlockContext, anchors: Sequence[int], token_ids: Tensor, *, top_k: int, labels: bool = False
+        self,
+        context: BlockContext,
+        anchors: Sequence[int],
+        token_ids: Tensor,
+        *,
+        top_k: int,
+        labels: bool = False,
+        judge: JudgeLike | None = None,
     ) -> Drafts:
         """Drafts of a batch of anchors, free-running unless `labels`."""
         rows = self.block(context, anchors, token_ids)[:, self.spec.drafted_rows()]
@@ -107,18 +115,14 @@ class Network(Backbone):
         projected = F.linear(rows, self._w[_PROJECTION])
         successors = F.embedding(ids, self._w[_SUCCESSOR])  # [a, K, candidates, r]
         previous = token_ids[torch.tensor(anchors, device=token_ids.device)]
-        chosen, logprobs = [], []
+        recorder = recorder_for(self._head, top_k, judge)
         for t in range(self.spec.drafts):
             if t:
                 previous = previous_tokens(previous, token_ids, anchors, t, labels=labels)
             query = F.embedding(previous, self._w[_PREDECESSOR]) * projected[:, t]
             scores = logits[:, t] + torch.einsum("ar,acr->ac", query, successors[:, t]).float()
-            ordered = scores.sort(stable=True, dim=-1, descending=True)  # equal scores stay in the order of candidates
-            chosen.append(ids[:, t].gather(1, ordered.indices)[:, :top_k])
-            logprobs.append(ordered.values.log_softmax(-1)[:, :top_k])
-            previous = chosen[-1][:, 0]
-        top_ids = torch.stack(chosen, 1)
-        return Drafts(top_ids[..., 0], top_ids, torch.stack(logprobs, 1))
+            previous = recorder.candidates(ids[:, t], scores)
+        return drafts_of(recorder)
 
 
 def _filter(kernel: Tensor, x: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from tauscope_drafter.checkpoint.blocks import read_block_spec
 from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.checkpoint.options import missing
 from tauscope_drafter.families.dflash import Backbone, BlockContext, backbone_shapes
-from tauscope_drafter.families.family import Drafts, Recorder, Shapes, Shared, Weights, previous_tokens
+from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, previous_tokens, recorder_for
+from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec
 from tauscope_wire.errors import CheckpointError
 
@@ -63,11 +64,18 @@ class Network(Backbone):
         self._head = shared.head.adapted(multiplier=spec.output_multiplier, softcap=spec.logit_softcap)
 
     def draft(
-        self, context: BlockContext, anchors: Sequence[int], token_ids: Tensor, *, top_k: int, labels: bool = False
+        self,
+        context: BlockContext,
+        anchors: Sequence[int],
+        token_ids: Tensor,
+        *,
+        top_k: int,
+        labels: bool = False,
+        judge: JudgeLike | None = None,
     ) -> Drafts:
         """Drafts of a batch of anchors, free-running unless `labels`."""
         rows = self.block(context, anchors, token_ids)[:, self.spec.drafted_rows()]
-        recorder = Recorder(self._head, top_k)
+        recorder = recorder_for(self._head, top_k, judge)
         tokens = token_ids[torch.tensor(anchors, device=token_ids.device)]
         state = rows.new_zeros(len(anchors), self.spec.extras["state"])
         for i in range(self.spec.drafts):
@@ -80,7 +88,7 @@ class Network(Backbone):
                 continue
             narrow = F.silu(F.linear(torch.cat((z, state), -1), self._w[_NARROW]))
             tokens = recorder.step(z, partial(self._correction, narrow))
-        return recorder.drafts()
+        return drafts_of(recorder)
 
     def _correction(self, narrow: Tensor, first: int, stop: int) -> Tensor:
         return F.linear(narrow, self._w[_WIDE][first:stop])

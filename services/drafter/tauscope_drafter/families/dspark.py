@@ -22,7 +22,8 @@ from torch.nn import functional as F
 from tauscope_drafter.checkpoint.blocks import read_block_spec
 from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.families.dflash import Backbone, BlockContext, backbone_shapes
-from tauscope_drafter.families.family import Drafts, Recorder, Shapes, Shared, Weights, previous_tokens
+from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, previous_tokens, recorder_for
+from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
@@ -94,11 +95,18 @@ class Network(Backbone):
         self._head = shared.head.adapted(multiplier=spec.output_multiplier, softcap=spec.logit_softcap)
 
     def draft(
-        self, context: BlockContext, anchors: Sequence[int], token_ids: Tensor, *, top_k: int, labels: bool = False
+        self,
+        context: BlockContext,
+        anchors: Sequence[int],
+        token_ids: Tensor,
+        *,
+        top_k: int,
+        labels: bool = False,
+        judge: JudgeLike | None = None,
     ) -> Drafts:
         """Drafts of a batch of anchors, free-running unless `labels`."""
         rows = self.block(context, anchors, token_ids)[:, self.spec.drafted_rows()]
-        recorder = Recorder(self._head, top_k)
+        recorder = recorder_for(self._head, top_k, judge)
         previous = token_ids[torch.tensor(anchors, device=token_ids.device)]
         state = rows.new_zeros(len(anchors), self.spec.extras["rank"])
         for j in range(self.spec.drafts):
@@ -107,7 +115,7 @@ class Network(Backbone):
             h = rows[:, j].contiguous()
             mixed, state = self._mix(previous, h, state)
             previous = recorder.step(h, None if mixed is None else partial(self._bias, mixed))
-        return recorder.drafts()
+        return drafts_of(recorder)
 
     def _mix(self, previous: Tensor, h: Tensor, state: Tensor) -> tuple[Tensor | None, Tensor]:
         """What W2 is applied to, [a, r], and the next state of the rnn head."""

@@ -21,10 +21,11 @@ from torch.nn import functional as F
 from tauscope_drafter.checkpoint.eagle import read_eagle_spec
 from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.families.dflash import layer_shapes
-from tauscope_drafter.families.family import Drafts, Recorder, Shapes, Shared, Weights, previous_tokens
+from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, previous_tokens, recorder_for
 from tauscope_drafter.network.attention import attend, causal_attention, visibility
 from tauscope_drafter.network.norm import rms_norm
 from tauscope_drafter.network.rope import Rotary
+from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec, Window
 
 NAME = "eagle3"
@@ -196,10 +197,17 @@ class Network(Trunk):
     """EAGLE-3: every further draft is one more self-fed slot."""
 
     def draft(
-        self, context: SlotContext, anchors: Sequence[int], token_ids: Tensor, *, top_k: int, labels: bool = False
+        self,
+        context: SlotContext,
+        anchors: Sequence[int],
+        token_ids: Tensor,
+        *,
+        top_k: int,
+        labels: bool = False,
+        judge: JudgeLike | None = None,
     ) -> Drafts:
         """Drafts of a batch of anchors, free-running unless `labels`."""
-        recorder = Recorder(self._head, top_k)
+        recorder = recorder_for(self._head, top_k, judge)
         first = torch.tensor(anchors, device=self._device)
         tokens, o = token_ids[first], context.outputs[first - 1]
         own: list[Any] = [None] * self._c.num_layers
@@ -210,4 +218,4 @@ class Network(Trunk):
                 x, u = self._first(self._embedding.rows(tokens), fed)
                 o = self._own_slots(x.unsqueeze(1), u.unsqueeze(1), context, anchors, step=j, own=own).squeeze(1)
             tokens = recorder.step(self._norm(o, "norm") if self.spec.extras["head_norm"] else o)
-        return recorder.drafts()
+        return drafts_of(recorder)

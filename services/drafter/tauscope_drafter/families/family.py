@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tauscope_drafter.head import Correction, Embedding, Head
+from tauscope_drafter.head import Embedding, Head
+from tauscope_drafter.recording import Judged, JudgeLike, Ranks, Recorder
 from tauscope_drafter.spec import DrafterSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -74,31 +75,15 @@ def previous_tokens(own: Tensor, token_ids: Tensor, anchors: Sequence[int], step
     return torch.where(inside, token_ids[places.clamp_max(len(token_ids) - 1)], own)
 
 
-class Recorder:
-    """Collects the rows of a sequential head, step by step.
+def recorder_for(head: Head, top_k: int, judge: JudgeLike | None) -> Recorder:
+    """What keeps the rows of a batch: their k best tokens, or a judge's comparison with the target."""
+    return Ranks(head, top_k) if judge is None else Judged(head, judge)
 
-    Args:
-        head: ranks, and knows the target ids of draft ids.
-        top_k: ids per row.
-    """
 
-    def __init__(self, head: Head, top_k: int) -> None:
-        self._head, self._top_k = head, top_k
-        self._ids: list[Tensor] = []
-        self._logprobs: list[Tensor] = []
-
-    def step(self, hidden: Tensor, correction: Correction | None = None) -> Tensor:
-        """Rank the rows `hidden` [a, H] of one step; gives the drafts int64 [a] in target ids."""
-        best = self._head.rank(hidden, self._top_k, correction)
-        ids = self._head.to_target(best.ids)
-        self._ids.append(ids)
-        self._logprobs.append(best.logprobs)
-        return ids[:, 0]
-
-    def drafts(self) -> Drafts:
-        """All steps so far."""
-        ids = torch.stack(self._ids, 1)
-        return Drafts(ids[..., 0], ids, torch.stack(self._logprobs, 1))
+def drafts_of(recorder: Recorder) -> Drafts:
+    """All rows that a recorder took."""
+    ids, logprobs = recorder.result()
+    return Drafts(ids[..., 0], ids, logprobs)
 
 
 class Context(Protocol):
@@ -125,7 +110,14 @@ class Network(Protocol):
         ...
 
     def draft(
-        self, context: Any, anchors: Sequence[int], token_ids: Tensor, *, top_k: int, labels: bool = False
+        self,
+        context: Any,
+        anchors: Sequence[int],
+        token_ids: Tensor,
+        *,
+        top_k: int,
+        labels: bool = False,
+        judge: JudgeLike | None = None,
     ) -> Drafts:
         """Drafts of a batch of anchors; the caller bounds the batch by `anchor_bytes`.
 
@@ -135,6 +127,7 @@ class Network(Protocol):
             token_ids: int64 [n] on the compute device, the whole sequence.
             top_k: ids and log-probs per row; fewer come back where the family ranks fewer.
             labels: previous tokens of sequential heads come from `token_ids` where it has them.
+            judge: gets the logits of every row; then nothing is ranked.
         """
         ...
 

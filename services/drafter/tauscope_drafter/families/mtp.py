@@ -18,10 +18,11 @@ from torch.nn import functional as F
 from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.checkpoint.mtp import read_mtp_spec
 from tauscope_drafter.families.dflash import layer_shapes
-from tauscope_drafter.families.family import Drafts, Recorder, Shapes, Shared, Weights, previous_tokens
+from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, previous_tokens, recorder_for
 from tauscope_drafter.network.attention import attend, causal_attention, visibility
 from tauscope_drafter.network.norm import rms_norm, rms_norm_one_plus
 from tauscope_drafter.network.rope import Rotary
+from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec, Window
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
@@ -116,10 +117,17 @@ class Network:
         return HeadContext(key, value, self._finish(x, out.unsqueeze(3), gate).squeeze(1))
 
     def draft(
-        self, context: HeadContext, anchors: Sequence[int], token_ids: Tensor, *, top_k: int, labels: bool = False
+        self,
+        context: HeadContext,
+        anchors: Sequence[int],
+        token_ids: Tensor,
+        *,
+        top_k: int,
+        labels: bool = False,
+        judge: JudgeLike | None = None,
     ) -> Drafts:
         """Drafts of a batch of anchors, free-running unless `labels`."""
-        recorder = Recorder(self._head, top_k)
+        recorder = recorder_for(self._head, top_k, judge)
         first = torch.tensor(anchors, device=self._device) - 1
         tokens, y = token_ids[first + 1], context.outputs[first]
         sees = visibility(anchors, Window(), offsets=range(1), ends=anchors, device=self._device)
@@ -134,7 +142,7 @@ class Network:
                 out = attend(q, known, own, sees=sees, scale=self._c.attention_scale)
                 y = self._finish(x, out, gate).squeeze(1)
             tokens = recorder.step(y)
-        return recorder.drafts()
+        return drafts_of(recorder)
 
     def anchor_bytes(self, context_length: int) -> int:
         """Activations of one slot of one anchor, and its own keys and values."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.checkpoint.weightless import read_weightless_spec, spread
 from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights
+from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec
 
 NAME = "ngram"
@@ -49,12 +50,19 @@ class Network:
         return TextContext()
 
     def draft(
-        self, context: TextContext, anchors: Sequence[int], token_ids: Tensor, *, top_k: int, labels: bool = False
+        self,
+        context: TextContext,
+        anchors: Sequence[int],
+        token_ids: Tensor,
+        *,
+        top_k: int,
+        labels: bool = False,
+        judge: JudgeLike | None = None,
     ) -> Drafts:
         """Drafts of a batch of anchors; `labels` changes nothing."""
         tokens = token_ids.tolist()
         drafts = torch.tensor([self._continue(tokens[: p + 1]) for p in anchors])
-        return spread(drafts, vocab=self.spec.vocab_size, top_k=top_k)
+        return spread(drafts, vocab=self.spec.vocab_size, top_k=top_k, judge=judge)
 
     def anchor_bytes(self, context_length: int) -> int:
         """Next to nothing."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.checkpoint.weightless import read_weightless_spec, spread
 from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights
+from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec
 from tauscope_wire.errors import CheckpointError
 
@@ -50,14 +51,21 @@ class Network:
         return OracleContext()
 
     def draft(
-        self, context: OracleContext, anchors: Sequence[int], token_ids: Tensor, *, top_k: int, labels: bool = False
+        self,
+        context: OracleContext,
+        anchors: Sequence[int],
+        token_ids: Tensor,
+        *,
+        top_k: int,
+        labels: bool = False,
+        judge: JudgeLike | None = None,
     ) -> Drafts:
         """Drafts of a batch of anchors; past the end of the sequence it repeats the last token."""
         places = torch.tensor(anchors).unsqueeze(1) + torch.arange(1, self.spec.drafts + 1)
         true = token_ids.cpu()[places.clamp_max(len(token_ids) - 1)]
         rows = [self._wrong(p) for p in anchors]
         drafts = torch.where(torch.stack(rows), (true + 1) % self.spec.vocab_size, true)
-        return spread(drafts, vocab=self.spec.vocab_size, top_k=top_k)
+        return spread(drafts, vocab=self.spec.vocab_size, top_k=top_k, judge=judge)
 
     def anchor_bytes(self, context_length: int) -> int:
         """Next to nothing."""

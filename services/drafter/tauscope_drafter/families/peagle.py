@@ -14,7 +14,8 @@ from tauscope_drafter.checkpoint.eagle import read_eagle_spec
 from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.checkpoint.options import missing
 from tauscope_drafter.families.eagle3 import SlotContext, Trunk, trunk_shapes
-from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights
+from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, recorder_for
+from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec
 
 NAME = "peagle"
@@ -49,7 +50,14 @@ class Network(Trunk):
         return super().anchor_bytes(context_length) * max(1, self.spec.drafts - 1)
 
     def draft(
-        self, context: SlotContext, anchors: Sequence[int], token_ids: Tensor, *, top_k: int, labels: bool = False
+        self,
+        context: SlotContext,
+        anchors: Sequence[int],
+        token_ids: Tensor,
+        *,
+        top_k: int,
+        labels: bool = False,
+        judge: JudgeLike | None = None,
     ) -> Drafts:
         """Drafts of a batch of anchors; `labels` changes nothing, mask slots read no tokens."""
         outputs = context.outputs[torch.tensor(anchors, device=self._device) - 1].unsqueeze(1)
@@ -59,7 +67,6 @@ class Network(Trunk):
             own: list[Any] = [None] * self._c.num_layers
             outputs = torch.cat((outputs, self._own_slots(x, u, context, anchors, step=1, own=own)), 1)
         rows = self._norm(outputs, "norm") if self.spec.extras["head_norm"] else outputs
-        best = self._head.rank(rows.reshape(-1, rows.shape[-1]), top_k)
-        shape = (len(anchors), self.spec.drafts, -1)
-        ids = self._head.to_target(best.ids).view(shape)
-        return Drafts(ids[..., 0], ids, best.logprobs.view(shape))
+        recorder = recorder_for(self._head, top_k, judge)
+        recorder.rows(rows)
+        return drafts_of(recorder)
