@@ -43,7 +43,8 @@ def read_answer(answer: dict[str, Any], url: str) -> OpenAIAnswer:
     choice = choices[0]
     message = choice.get("message")
     content = message.get("content") if isinstance(message, dict) else choice.get("text")
-    ids = _ids(choice.get("token_ids"))
+    # vLLM says token_ids on both routes; SGLang says response_token_ids on chat.
+    ids = _ids(choice.get("token_ids", choice.get("response_token_ids")))
     if ids is None and isinstance(message, dict) and (message.get("reasoning_content") or message.get("reasoning")):
         raise MismatchError(
             f"{url} splits reasoning from the answer, so its text cannot be put together again: start it without a "

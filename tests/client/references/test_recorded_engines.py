@@ -156,6 +156,19 @@ def test_every_recorded_openai_answer_is_read(recording, exchange):
         assert len(answer.ids) == exchange.answer["usage"]["completion_tokens"]
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_ids_of_a_chat_answer_are_found_under_either_name(engine):
+    chat = read_answer(load(engine, "chat-token-ids").last.answer, engine)
+    plain = play(engine, "greedy-length")[1]
+    assert chat.ids == plain.response_ids[: len(chat.ids)] and len(chat.ids) == 12
+
+
+def test_a_name_that_sglang_does_not_serve_is_answered_all_the_same():
+    """Why the client compares the name with `/v1/models` and does not wait for a refusal."""
+    assert load("sglang", "wrong-model").last.status == 200
+    assert load("vllm", "wrong-model").last.status == 404
+
+
 def test_a_vllm_that_speculates_gives_the_rounds_of_each_request():
     facts, completion = play("vllm", "speculating")
     assert facts["speculating"] is True
