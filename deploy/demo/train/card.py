@@ -50,9 +50,14 @@ def pair_section(title: str, record: dict[str, Any]) -> list[str]:
     if answers:
         out.append(
             f"Greedy answers: {answers['prompts']} training prompts, {answers['response_tokens'] / 1e6:.2f} M tokens, "
-            f"{answers['ended']:.1%} ended. Held-out prompts: {answers['heldout_ended']:.1%} ended, "
-            f"{answers['heldout_clean']:.1%} ended as valid Python without repetition, median "
-            f"{answers['heldout_median_tokens']:.0f} tokens."
+            f"{answers['ended']:.1%} ended."
+        )
+    for where, heldout in record.get("heldout", {}).items():
+        agreement = "" if heldout["agreement"] is None else f", agreement with the prefill {heldout['agreement']:.4f}"
+        out.append(
+            f"{heldout['prompts']} held-out prompts, {where}: {heldout['ended']:.1%} ended, {heldout['clean']:.1%} "
+            f"ended as valid Python without repetition, median {heldout['median_tokens']:.0f} tokens{agreement}. "
+            f"Demo prompts that ended: {record.get('demo_ended', {}).get(where, 'not run')}."
         )
     trained = [
         [
@@ -85,33 +90,34 @@ def pair_section(title: str, record: dict[str, Any]) -> list[str]:
     return out
 
 
-def render_card(record: dict[str, Any]) -> str:
-    """The card of a run as Markdown."""
-    environment = record["environment"]
-    out = ["# Demo models", WARNING]
+def run_section(number: int, run: dict[str, Any]) -> list[str]:
+    """One invocation: where, how long, which phases."""
+    environment = run["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in environment.items() if name != "device")
-    out.append(
-        f"Made by `python -m deploy.demo.train` on {environment['device']} in "
-        f"{record.get('total_s', 'an unfinished number of')} s, plan `{record['plan']['name']}`, seed "
-        f"{record['seed']}. Versions: {versions}."
-    )
+    out = [
+        f"## Run {number}",
+        f"`python -m deploy.demo.train` on {environment['device']}, plan `{run['plan']['name']}`, seed {run['seed']}, "
+        f"{run.get('total_s', 'an unfinished number of')} s. Versions: {versions}.",
+    ]
+    if "kernel_gradient_error" in run:
+        out.append(f"Relative error of the kernels' gradients against float32: {run['kernel_gradient_error']}.")
+    rows = [[n, e.get("seconds", ""), e.get("failed") or e.get("skipped") or ""] for n, e in run["phases"].items()]
+    return [*out, table(["phase", "seconds", "note"], rows)]
+
+
+def render_card(record: dict[str, Any]) -> str:
+    """The card of a work folder as Markdown."""
+    out = ["# Demo models", WARNING]
     out.append(
         "Tau is emitted tokens per round (accepted drafts and one more, cut at the end of the text) over the serving "
         "walk on greedy references, pooled over rounds; intervals resample prompts (2,000 times)."
     )
-    if "kernel_gradient_error" in record:
-        out.append(f"Relative error of the kernels' gradients against float32: {record['kernel_gradient_error']}.")
     if record.get("pair"):
         out += pair_section("Hybrid pair", record["pair"])
     if record.get("plain_pair"):
         out += pair_section("Full-attention pair", record["plain_pair"])
-    out.append("## Phases")
-    out.append(
-        table(
-            ["phase", "seconds", "note"],
-            [[n, e.get("seconds", ""), e.get("failed") or e.get("skipped") or ""] for n, e in record["phases"].items()],
-        )
-    )
+    for number, run in enumerate(record["runs"], 1):
+        out += run_section(number, run)
     data = record.get("data")
     if data:
         out.append("## Data")

@@ -22,7 +22,9 @@ from deploy.demo.train.target_training import TargetTrainer, train_main, train_p
 from deploy.demo.train.tokenization import save_tokenizer
 
 DEMO_TRAIN_PROMPTS = 5
-DEMO_NEW_TOKENS = 144
+MIN_RESPONSE_TOKENS = 3
+"""Two tokens leave one anchor without a draft to check."""
+WIDTH_STEP = 32
 TASKS = ("complete", "write", "docstring")
 
 
@@ -73,6 +75,11 @@ class PairRun:
         return torch.bfloat16 if self.device == "cuda" else torch.float32
 
     @property
+    def where(self) -> str:
+        """Device and dtype of inference, which belong to every measured number."""
+        return "GPU in bfloat16" if self.device == "cuda" else "CPU in float32"
+
+    @property
     def embedding(self) -> torch.Tensor:
         """The target's table, which is also its head."""
         table: torch.Tensor = self.model.get_input_embeddings().weight.detach()
@@ -113,10 +120,16 @@ class PairRun:
         self.record["target"] = {"parameters": parameters, "main": main}
         self.save_target()
 
-    def polish_target(self, budget: Budget) -> None:
-        """The third stage; nothing to do for a target that was loaded."""
-        if self.trainer is None:
+    def polish_target(self, budget: Budget, *, reference_delta_rule: bool = False) -> None:
+        """The third stage, unless an earlier run has done it; one that stopped before it goes on from the saved
+        weights.
+        """
+        if "polish" in self.record.get("target", {}):
             return
+        if self.trainer is None:
+            self.warm_up(reference_delta_rule=reference_delta_rule)
+            assert self.trainer is not None
+            self.trainer.model.load_state_dict(self.model.state_dict())
         record, own = train_polish(
             self.trainer, self.model, self.data, self.plan, budget=budget, device=self.device, log=self.log
         )
@@ -135,44 +148,50 @@ class PairRun:
         save_tokenizer(self.data.tokenizer, self.folder / "target")
 
     def make_answers(self, count: int) -> None:
-        """Answer training prompts (for the drafters), held-out prompts (for tau) and the demo's prompts (stored with
-        it).
-        """
-        plan = self.plan
-        items = take(self.data.train, count)
+        """Answer training prompts, for the drafters; an earlier run's answers are taken up."""
         if self.cache.exists():
             self.answers = load_answers(self.cache)
-        else:
-            self.answers = generate(
-                self.model,
-                [i.prompt for i in items],
-                max_new_tokens=plan.max_new_tokens,
-                batch=plan.generate_batch,
-                log=self.log,
-            )
-            save_answers(self.cache, self.answers)
-        self.heldout_items = self.data.heldout[: plan.num_heldout]
-        self.heldout = generate(
+            return
+        self.answers = generate(
             self.model,
-            [i.prompt for i in self.heldout_items],
-            max_new_tokens=plan.max_new_tokens,
-            batch=plan.generate_batch,
+            [i.prompt for i in take(self.data.train, count)],
+            max_new_tokens=self.plan.max_new_tokens,
+            batch=self.plan.generate_batch,
+            log=self.log,
         )
-        texts = self.data.tokenizer.decode_batch([a.response for a in self.heldout])
+        save_answers(self.cache, self.answers)
         self.record["answers"] = {
             "prompts": len(self.answers),
             "response_tokens": sum(len(a.response) for a in self.answers),
             "ended": share([a.has_ended for a in self.answers]),
-            "heldout_ended": share([a.has_ended for a in self.heldout]),
-            "heldout_clean": share(
-                [
-                    a.has_ended and is_clean(text, task=i.task)
-                    for a, text, i in zip(self.heldout, texts, self.heldout_items, strict=True)
-                ]
-            ),
-            "heldout_median_tokens": float(np.median([len(a.response) for a in self.heldout])),
         }
         self.log(f"  {self.record['answers']}")
+
+    def make_heldout(self) -> None:
+        """Answer held-out prompts and prefill the answers, for every tau; the first call's shares go into the
+        record.
+        """
+        self.heldout_items = self.data.heldout[: self.plan.num_heldout]
+        self.heldout = generate(
+            self.model,
+            [i.prompt for i in self.heldout_items],
+            max_new_tokens=self.plan.max_new_tokens,
+            batch=self.plan.generate_batch,
+        )
+        self.heldout_features = prefill(self.model, self.heldout, layers=self.layers, width=width_of(self.heldout))
+        texts = self.data.tokenizer.decode_batch([a.response for a in self.heldout])
+        clean = [
+            a.has_ended and is_clean(text, task=i.task)
+            for a, text, i in zip(self.heldout, texts, self.heldout_items, strict=True)
+        ]
+        self.record.setdefault("heldout", {})[self.where] = {
+            "prompts": len(self.heldout),
+            "ended": share([a.has_ended for a in self.heldout]),
+            "clean": share(clean),
+            "median_tokens": float(np.median([len(a.response) for a in self.heldout])),
+            "agreement": round(float(self.heldout_features.agreement.mean()), 5),
+        }
+        self.log(f"  {self.record['heldout'][self.where]}")
 
     def make_demo(self, *, batch: int = 1) -> None:
         """Answer the demo's prompts, one by one and so unpadded by default: these token ids are stored as the demo's
@@ -184,7 +203,7 @@ class PairRun:
             if a.has_ended and i.task != "docstring" and len(a.response) >= self.plan.drafter.block
         ][:DEMO_TRAIN_PROMPTS]
         wanted = [("fresh", pair) for pair in FRESH_PROMPTS] + [("train", Pair(i.task, i.user, "")) for i in seen]
-        limit = DEMO_NEW_TOKENS if self.plan.name == "full" else self.plan.max_new_tokens
+        limit = self.plan.max_demo_tokens
         prompts = [self.data.tokenizer.encode(render(pair.user)).ids for _, pair in wanted]
         answers = generate(self.model, prompts, max_new_tokens=limit, batch=batch)
         self.demo = [
@@ -205,14 +224,13 @@ class PairRun:
         (self.folder / "prompts.jsonl").write_text(text, encoding="utf-8")
 
     def make_features(self) -> None:
-        """Prefill the answers that ended, and the held-out ones."""
-        width = -(-(self.plan.max_prompt_tokens + self.plan.max_new_tokens) // 32) * 32
-        usable = [a for a in self.answers if a.has_ended and len(a.response) >= 3]
+        """Prefill the answers that ended."""
+        usable = [a for a in self.answers if a.has_ended and len(a.response) >= MIN_RESPONSE_TOKENS]
         if len(usable) < self.plan.sequences_per_step:  # an untrained target ends nothing
-            usable = [a for a in self.answers if len(a.response) >= 3]
-        self.features = prefill(self.model, usable, layers=self.layers, width=width)
-        self.heldout_features = prefill(self.model, self.heldout, layers=self.layers, width=width)
-        self.record["features"] = {
+            usable = [a for a in self.answers if len(a.response) >= MIN_RESPONSE_TOKENS]
+        usable = usable[: self.plan.max_sequences]
+        self.features = prefill(self.model, usable, layers=self.layers, width=width_of(usable))
+        self.record.setdefault("features", {})[self.where] = {
             "sequences": len(usable),
             "layers": list(self.layers),
             "agreement_with_generation": round(float(self.features.agreement.mean()), 5),
@@ -230,7 +248,7 @@ class PairRun:
     ) -> tuple[DFlash, Snapshot | None]:
         """Train one DFlash drafter; ``taps`` are the layers it is really fed, if other than its shape says."""
         if self.features is None:
-            raise RuntimeError("features are missing: the answers phase has to run first")
+            raise RuntimeError("features are missing: the features phase has to run first")
         features = self.features
         torch.manual_seed(SEED)
         network = DFlash(self.shape.hidden, shape, mask_id=MASK, sees_anchor=sees_anchor).to(self.device)
@@ -253,6 +271,9 @@ class PairRun:
 
     def make_pair(self, budget: Budget, *, with_early: bool) -> None:
         """Train the main drafter and save it, with the early state and its plain training checkpoint."""
+        if (self.folder / "drafter-a" / "model.safetensors").exists():
+            self.log("  drafter: saved by an earlier run")
+            return
         ratio = self.plan.early_ratio if with_early else None
         network, early = self.train_dflash(self.drafter, name="drafter-a", budget=budget, early_ratio=ratio)
         config = dflash_config(self.shape, self.drafter)
@@ -275,7 +296,7 @@ class PairRun:
     def heldout_rounds(self, match: Match) -> list[list[Round]]:
         """Serving walk over the held-out answers."""
         if self.heldout_features is None:
-            raise RuntimeError("features are missing: the answers phase has to run first")
+            raise RuntimeError("held-out features are missing: the heldout phase has to run first")
         return walk_all(match, self.heldout_features)
 
     def evaluate(self) -> None:
@@ -323,10 +344,16 @@ class PairRun:
             }
             for i, d in enumerate(self.demo)
         ]
-        self.record["demo_ended"] = sum(d.answer.has_ended for d in self.demo)
-        self.record["tau"] = {n: {k: v for k, v in result[n].items() if k != "rate"} for n in names}
-        document = {"kind": self.shape.kind, "device_dtype": str(self.dtype), "eval": result}
+        self.record.setdefault("demo_ended", {})[self.where] = sum(d.answer.has_ended for d in self.demo)
+        for name in names:
+            self.record.setdefault("tau", {})[f"{name} on {self.where}"] = result[name]
+        document = {"kind": self.shape.kind, "where": self.where, "eval": result}
         (self.folder / "eval.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def width_of(answers: list[Answer]) -> int:
+    """Width of a prefill: the longest answer, rounded up to whole attention tiles."""
+    return -(-max(len(a.ids) for a in answers) // WIDTH_STEP) * WIDTH_STEP
 
 
 def share(flags: list[bool]) -> float:

@@ -1,5 +1,6 @@
 """The run: phases in order, each able to fail alone, with a record, a card and an archive after each."""
 
+import json
 import time
 import traceback
 from collections.abc import Callable
@@ -78,12 +79,18 @@ class Recipe:
             plan.plain_target, plan.plain_drafter, plan, plain, work / "plain-answers.npz", device, log
         )
         plain.mkdir(parents=True, exist_ok=True)
-        self.record: dict[str, Any] = {
+        self._run: dict[str, Any] = {
             "plan": asdict(plan),
             "seed": SEED,
             "environment": environment(device),
             "phases": {},
         }
+        self.record: dict[str, Any] = {"runs": []}
+        earlier = self._bundle / "run.json"
+        if earlier.exists():
+            self.record = json.loads(earlier.read_text(encoding="utf-8"))
+            self._pair.record, self._plain.record = self.record["pair"], self.record["plain_pair"]
+        self.record["runs"].append(self._run)
 
     def phases(self) -> list[Phase]:
         """The phases in order of importance."""
@@ -94,47 +101,62 @@ class Recipe:
         def seconds(budget: Budget) -> float:
             return budget.seconds or 0.0
 
-        def answers() -> None:
-            pair.make_answers(plan.num_answers)
-            pair.make_features()
-
         def evaluate() -> None:
             pair.make_demo(batch=self._demo_batch())
             pair.evaluate()
 
         def plain_target() -> None:
             plain.make_target(plan.plain_target_budget)
-            plain.polish_target(plan.polish_budget)
+            plain.polish_target(plan.plain_polish_budget)
 
         def plain_drafter() -> None:
             pair.features = None  # room for the second pair's features
             plain.make_answers(plan.num_plain_answers)
+            plain.make_heldout()
             plain.make_features()
             plain.make_pair(plan.plain_drafter_budget, with_early=False)
             plain.make_demo(batch=self._demo_batch())
             plain.evaluate()
 
+        def polish() -> None:
+            pair.polish_target(plan.polish_budget, reference_delta_rule=self._reference_delta_rule)
+
+        target_s, polish_s = seconds(plan.target_budget), seconds(plan.polish_budget) + 20
         small_s, family_s = seconds(plan.small_budget) + 2, seconds(plan.family_budget) + 5
-        planted = [
-            Phase(d.name, lambda d=d: make_planted(pair, d, plan.small_budget), small_s, ("answers",)) for d in DEFECTS
-        ]
+        plain_s, plain_drafter_s = seconds(plan.plain_target_budget) + 20, seconds(plan.plain_drafter_budget) + 25
+        extra = ("features", "heldout")
+        planted = [Phase(d.name, lambda d=d: make_planted(pair, d, plan.small_budget), small_s, extra) for d in DEFECTS]
         return [
             Phase("gradients", self._check_gradients, 0),
-            Phase("warm-up", self._warm_up, 0),
+            Phase("warm-up", self._warm_up, 0, ("gradients",)),
             Phase("data", self._make_data, 0),
-            Phase("target", lambda: pair.make_target(plan.target_budget), seconds(plan.target_budget), ("data",)),
-            Phase(
-                "polish", lambda: pair.polish_target(plan.polish_budget), seconds(plan.polish_budget) + 20, ("target",)
-            ),
-            Phase("answers", answers, 0, ("target",)),
-            Phase("drafter", lambda: pair.make_pair(plan.drafter_budget, with_early=True), 20, ("answers",)),
-            Phase("evaluation", evaluate, 5, ("drafter",)),
+            Phase("target", lambda: pair.make_target(plan.target_budget), target_s, ("data",)),
+            Phase("polish", polish, polish_s, ("target",)),
+            Phase("answers", lambda: pair.make_answers(plan.num_answers), 20, ("target",)),
+            Phase("features", pair.make_features, 5, ("answers",)),
+            Phase("heldout", pair.make_heldout, 5, ("target",)),
+            Phase("drafter", lambda: pair.make_pair(plan.drafter_budget, with_early=True), 20, ("features",)),
+            Phase("evaluation", evaluate, 5, ("answers", "heldout")),
             *planted,
-            Phase("dspark", lambda: make_dspark(pair, plan.family_budget), family_s, ("answers",)),
-            Phase("eagle3", lambda: make_eagle3(pair, plan.family_budget), family_s, ("answers",)),
-            Phase("plain-target", plain_target, seconds(plan.plain_target_budget) + 20, ("data",)),
-            Phase("plain-drafter", plain_drafter, seconds(plan.plain_drafter_budget) + 25, ("plain-target",)),
+            Phase("dspark", lambda: make_dspark(pair, plan.family_budget), family_s, extra),
+            Phase("eagle3", lambda: make_eagle3(pair, plan.family_budget), family_s, extra),
+            Phase("plain-target", plain_target, plain_s, ("data",)),
+            Phase("plain-drafter", plain_drafter, plain_drafter_s, ("plain-target",)),
         ]
+
+    def selected(self) -> list[Phase]:
+        """The phases to run: all, or those asked for and what they need."""
+        phases = self.phases()
+        if self._only is None:
+            return phases
+        unknown = set(self._only) - {p.name for p in phases}
+        if unknown:
+            raise ValueError(f"only={sorted(unknown)}: no such phase; there are {[p.name for p in phases]}")
+        wanted = set(self._only)
+        for phase in reversed(phases):
+            if phase.name in wanted:
+                wanted.update(phase.needs)
+        return [p for p in phases if p.name in wanted]
 
     def _demo_batch(self) -> int:
         """On a GPU the demo's prompts are answered together; on a CPU one by one, which is exact and no slower
@@ -145,12 +167,10 @@ class Recipe:
     def run(self) -> bool:
         """Run every phase; True when none failed. A failed or skipped phase stops only those that need it."""
         done: set[str] = set()
-        for phase in self.phases():
-            if self._only is not None and phase.name not in self._only:
-                continue
+        for phase in self.selected():
             elapsed = self._clock() - self._start
             entry: dict[str, Any] = {"started_s": round(elapsed, 1)}
-            self.record["phases"][phase.name] = entry
+            self._run["phases"][phase.name] = entry
             missing = [n for n in phase.needs if n not in done]
             if missing:
                 entry["skipped"] = f"needs {', '.join(missing)}"
@@ -172,9 +192,9 @@ class Recipe:
             entry["seconds"] = round(self._clock() - self._start - elapsed, 1)
             self._log(f"<< {phase.name}: {entry['seconds']} s")
             self._save()
-        self.record["total_s"] = round(self._clock() - self._start, 1)
+        self._run["total_s"] = round(self._clock() - self._start, 1)
         self._save()
-        return not any("failed" in e for e in self.record["phases"].values())
+        return not any("failed" in e for e in self._run["phases"].values())
 
     def _save(self) -> None:
         self.record["pair"], self.record["plain_pair"] = self._pair.record, self._plain.record
@@ -193,7 +213,7 @@ class Recipe:
         if not is_complete(folder) and self._wait_for_data is not None:
             self._wait_for_data()
         self._pair.dataset = self._plain.dataset = data = load_dataset(folder)
-        self.record["data"] = data.record
+        self.record.setdefault("data", data.record)
         self._log(f"  { {k: v for k, v in data.record.items() if isinstance(v, int)} }")
 
     def _warm_up(self) -> None:
@@ -214,7 +234,7 @@ class Recipe:
         self._reference_delta_rule = True
         reference = innermost(library_module("hybrid").torch_chunk_gated_delta_rule)
         errors = gradient_error(reference, chunk_gated_delta_rule, device=self._device)
-        self.record["kernel_gradient_error"] = errors
+        self._run["kernel_gradient_error"] = errors
         self._reference_delta_rule = not max(errors.values()) < MAX_GRADIENT_ERROR
         self._log(f"  {errors}, reference delta rule: {self._reference_delta_rule}")
 

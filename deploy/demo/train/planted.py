@@ -51,6 +51,9 @@ DEFECTS = (
 
 def make_planted(run: PairRun, defect: Defect, budget: Budget) -> None:
     """Train one planted drafter, save it under its claimed configuration, and measure it as claimed and as trained."""
+    if (run.folder / defect.name / "model.safetensors").exists():
+        run.log(f"  {defect.name}: saved by an earlier run")
+        return
     claimed = run.plan.small
     trained = replace(claimed, theta=defect.theta or claimed.theta)
     taps = tuple(i + defect.layer_shift for i in claimed.taps)
@@ -72,7 +75,7 @@ def make_planted(run: PairRun, defect: Defect, budget: Budget) -> None:
 def make_dspark(run: PairRun, budget: Budget) -> None:
     """Train, save and measure the DSpark drafter."""
     if run.features is None:
-        raise RuntimeError("features are missing: the answers phase has to run first")
+        raise RuntimeError("features are missing: the features phase has to run first")
     shape, plan, features, embedding = run.plan.dspark, run.plan, run.features, run.embedding
     torch.manual_seed(SEED)
     network = DSpark(run.shape.hidden, shape, mask_id=MASK, vocab=VOCAB_SIZE, rank=plan.markov_rank).to(run.device)
@@ -97,7 +100,7 @@ def make_dspark(run: PairRun, budget: Budget) -> None:
 def make_eagle3(run: PairRun, budget: Budget) -> None:
     """Train, save and measure the EAGLE-3 drafter over the most frequent tokens of the answers."""
     if run.features is None:
-        raise RuntimeError("features are missing: the answers phase has to run first")
+        raise RuntimeError("features are missing: the features phase has to run first")
     shape, plan, features, embedding = run.plan.eagle3, run.plan, run.features, run.embedding
     torch.manual_seed(SEED)
     counts = torch.bincount(torch.tensor([t for a in run.answers for t in a.response]), minlength=VOCAB_SIZE)
@@ -132,5 +135,5 @@ def make_eagle3(run: PairRun, budget: Budget) -> None:
 def finish(run: PairRun, name: str, shape: DrafterShape, record: dict[str, Any], match: Any) -> None:
     """Record a family's training and its tau on the held-out prompts."""
     values = summarise(run.heldout_rounds(match), shape.block + 1)
-    run.record[name] = {**record, "heldout": values}
+    run.record[name] = {"where": run.where, **record, "heldout": values}
     run.log(f"  {name}: tau {values['tau_pooled']} {values['interval_95']}")

@@ -78,6 +78,8 @@ class Plan:
         max_answer_tokens: Longest answer of a chat pair that the second stage sees; what keeps the answers short.
         max_prompt_tokens: Longest prompt of a chat pair.
         max_new_tokens: Generation limit, a little above ``max_answer_tokens`` so that a normal answer ends by itself.
+        max_demo_tokens: The same limit for the demo's prompts.
+        max_sequences: Answers that the drafters are trained on; all when None.
         num_polish: Prompts answered for the third stage.
         num_answers: Prompts answered greedily for the drafters.
         early_ratio: Share of the drafter's training after which its state is kept as the early checkpoint.
@@ -101,6 +103,7 @@ class Plan:
     small_budget: Budget
     family_budget: Budget
     plain_target_budget: Budget
+    plain_polish_budget: Budget
     plain_drafter_budget: Budget
     num_answers: int
     num_polish: int
@@ -114,6 +117,8 @@ class Plan:
     max_prompt_tokens: int = 128
     max_answer_tokens: int = 100
     max_new_tokens: int = 112
+    max_demo_tokens: int = 144
+    max_sequences: int | None = None
     num_heldout: int = 256
     sequences_per_step: int = 64
     anchors_per_sequence: int = 24
@@ -147,11 +152,29 @@ def full_plan() -> Plan:
         small_budget=Budget(seconds=5),
         family_budget=Budget(seconds=12),
         plain_target_budget=Budget(seconds=45),
+        plain_polish_budget=Budget(seconds=5),
         plain_drafter_budget=Budget(seconds=20),
         num_answers=32000,
         num_polish=16000,
         generate_batch=8000,
         num_plain_answers=16000,
+    )
+
+
+def desk_plan() -> Plan:
+    """For a CPU, on top of a finished target and its answers: exact evaluation, and small drafters from small
+    batches.
+    """
+    return replace(
+        full_plan(),
+        name="desk",
+        small_budget=Budget(steps=1200),
+        family_budget=Budget(steps=600),
+        max_sequences=1500,
+        sequences_per_step=8,
+        anchors_per_sequence=8,
+        drafter_rate=2e-3,
+        workers=2,
     )
 
 
@@ -169,6 +192,7 @@ def rehearsal_plan() -> Plan:
         small_budget=steps,
         family_budget=steps,
         plain_target_budget=steps,
+        plain_polish_budget=steps,
         plain_drafter_budget=steps,
         num_answers=512,
         num_polish=512,
@@ -176,6 +200,7 @@ def rehearsal_plan() -> Plan:
         num_plain_answers=512,
         max_files=1500,
         max_new_tokens=24,
+        max_demo_tokens=24,
         num_heldout=64,
     )
 
@@ -201,6 +226,7 @@ def smoke_plan() -> Plan:
         small_budget=steps,
         family_budget=steps,
         plain_target_budget=steps,
+        plain_polish_budget=steps,
         plain_drafter_budget=steps,
         num_answers=12,
         num_polish=6,
@@ -213,6 +239,7 @@ def smoke_plan() -> Plan:
         max_prompt_tokens=72,
         max_answer_tokens=60,
         max_new_tokens=8,
+        max_demo_tokens=8,
         num_heldout=4,
         sequences_per_step=2,
         anchors_per_sequence=2,
@@ -221,5 +248,5 @@ def smoke_plan() -> Plan:
     )
 
 
-PLANS = {"full": full_plan, "rehearsal": rehearsal_plan, "smoke": smoke_plan}
+PLANS = {"full": full_plan, "desk": desk_plan, "rehearsal": rehearsal_plan, "smoke": smoke_plan}
 """Plans by the name given on the command line."""
