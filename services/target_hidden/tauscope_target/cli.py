@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import typer
 
 from tauscope_serving.keys_command import keys_app
+from tauscope_target.commands.golden import golden_command
 from tauscope_target.commands.plan import plan_command
 from tauscope_target.commands.serve import serve_command
 from tauscope_wire.errors import CheckpointError, MismatchError, RequestError, TauscopeError, TooLargeError
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.callback(invoke_without_command=True)(serve_command)
 app.command("plan")(plan_command)
+app.command("golden")(golden_command)
 app.add_typer(keys_app(), name="keys")
 
 

@@ -12,20 +12,18 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from tauscope_target.checkpoint import TensorEntry, read_header, read_metadata
+from tauscope_target.checkpoint import read_header, read_metadata
 from tauscope_target.store import StoredStates
+from tauscope_target.tensor_file import TEMPORARY_SUFFIX, file_bytes, map_tensor, write_tensors
 from tauscope_wire.checksums import digest_of
-from tauscope_wire.dtypes import NUMPY_DTYPES
 from tauscope_wire.errors import CheckpointError, ErrorCode, RequestError, UnavailableError
-from tauscope_wire.framing import byte_view
 from tauscope_wire.layers import FINAL_NORM
 from tauscope_wire.tensors import LogitsSummary
 
@@ -33,12 +31,6 @@ SCHEMA = "tauscope.spill/1"
 HANDLE = re.compile(r"[0-9a-f]{48}")
 """Only such names become file names."""
 SECRET_BYTES = 32
-_TAGS: Mapping[str, str] = {"bfloat16": "BF16", "float32": "F32", "int32": "I32"}
-_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "BF16": NUMPY_DTYPES["bfloat16"],
-    "F32": NUMPY_DTYPES["float32"],
-    "I32": np.dtype("<i4"),
-}
 
 
 @dataclass
@@ -92,23 +84,13 @@ class SpillDirectory:
         """
         assert HANDLE.fullmatch(handle), "handles are made by `handles.handle_of`"
         created = self._clock()
-        header, payloads = _encode(entry, created)
-        nbytes = len(header) + sum(byte_view(payload).nbytes for payload in payloads)
+        arrays, metadata = _arrays(entry), _metadata(entry, created)
+        nbytes = file_bytes(arrays, metadata)
         with self._lock:
             self._make_room(nbytes)
-        temporary = self._path / f".{handle}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
         try:
-            with temporary.open("xb") as file:
-                file.write(header)
-                for payload in payloads:
-                    file.write(byte_view(payload))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._file(handle))
-            _sync_folder(self._path)
+            write_tensors(self._file(handle), arrays, metadata)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             raise UnavailableError(
                 f"the spill directory cannot take {nbytes} bytes: {error.strerror}", ErrorCode.STORE_FULL
             ) from None
@@ -148,7 +130,7 @@ class SpillDirectory:
     def _scan(self) -> None:
         """Find the files of an earlier process; remove what it left unfinished."""
         for file in sorted(self._path.iterdir()):
-            if file.name.startswith(".") and file.name.endswith(".tmp"):
+            if file.name.startswith(".") and file.name.endswith(TEMPORARY_SUFFIX):
                 file.unlink()
             elif file.suffix == ".safetensors" and HANDLE.fullmatch(file.stem):
                 status = file.stat()
@@ -198,8 +180,7 @@ class SpillDirectory:
         return file.read_bytes()
 
 
-def _encode(entry: StoredStates, created: float) -> tuple[bytes, list[npt.NDArray[Any]]]:
-    """Header of the file, and the arrays that follow it in order."""
+def _arrays(entry: StoredStates) -> dict[str, npt.NDArray[Any]]:
     arrays: dict[str, npt.NDArray[Any]] = {"states": entry.states, "token_ids": entry.token_ids}
     if entry.logits is not None:
         arrays |= {
@@ -209,6 +190,10 @@ def _encode(entry: StoredStates, created: float) -> tuple[bytes, list[npt.NDArra
         }
         if entry.logits.next_logprobs is not None:
             arrays["next_logprobs"] = entry.logits.next_logprobs
+    return arrays
+
+
+def _metadata(entry: StoredStates, created: float) -> dict[str, str]:
     facts = {
         "planes": list(entry.planes),
         "dtype": entry.dtype,
@@ -218,19 +203,7 @@ def _encode(entry: StoredStates, created: float) -> tuple[bytes, list[npt.NDArra
         "digest": entry.digest,
         "created": created,
     }
-    header: dict[str, Any] = {"__metadata__": {"schema": SCHEMA, "facts": json.dumps(facts)}}
-    offset = 0
-    for name, array in arrays.items():
-        stop = offset + array.nbytes
-        header[name] = {
-            "dtype": _TAGS[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [offset, stop],
-        }
-        offset = stop
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the format asks for an aligned start of the data
-    return len(text).to_bytes(8, "little") + text, [np.ascontiguousarray(array) for array in arrays.values()]
+    return {"schema": SCHEMA, "facts": json.dumps(facts)}
 
 
 def _decode(file: Path) -> StoredStates:
@@ -239,7 +212,7 @@ def _decode(file: Path) -> StoredStates:
     if metadata.get("schema") != SCHEMA:
         raise CheckpointError(f"{file.name} is not a file of stored states")
     facts = json.loads(metadata["facts"])
-    arrays = {entry.name: _mapped(entry) for entry in read_header(file)}
+    arrays = {entry.name: map_tensor(entry) for entry in read_header(file)}
     summary = None
     if "argmax_ids" in arrays:
         summary = LogitsSummary(
@@ -259,18 +232,3 @@ def _decode(file: Path) -> StoredStates:
         shared=bool(facts["shared"]),
         digest=facts["digest"],
     )
-
-
-def _mapped(entry: TensorEntry) -> npt.NDArray[Any]:
-    if entry.nbytes == 0:
-        return np.empty(entry.shape, _DTYPES[entry.dtype])
-    return np.memmap(entry.file, _DTYPES[entry.dtype], mode="r", offset=entry.start, shape=entry.shape)
-
-
-def _sync_folder(path: Path) -> None:
-    """A rename is durable once its folder is flushed."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,56 @@
+"""`tauscope-target golden`: capture the states of a few prompts on this machine, for `tauscope parity` on another."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tauscope_target.commands.extras import require_extra
+from tauscope_target.commands.loading_lines import LoadingLines
+from tauscope_target.commands.serve import say
+from tauscope_wire.errors import RequestError
+
+
+def golden_command(
+    model: Annotated[Path, typer.Option(help="Checkpoint folder.")],
+    out: Annotated[Path, typer.Option(help="File to write, *.safetensors.")],
+    *,
+    layers: Annotated[str | None, typer.Option(help="Layers to capture, e.g. 1,16,31,46,61; all if left out.")] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes a GPU if there is one.")] = "auto",
+    weights: Annotated[Literal["auto", "resident", "streamed", "cpu"], typer.Option(help="As for serving.")] = "auto",
+    allow_reference_kernels: Annotated[
+        bool, typer.Option("--allow-reference-kernels", help="Capture a hybrid model without fla kernels.")
+    ] = False,
+) -> None:
+    """Write a golden capture."""
+    require_extra()
+    from tauscope_target.golden import golden_prompts, write_golden
+    from tauscope_target.modes import ModeRequest
+    from tauscope_target.startup import EngineSettings, start_engine
+    from tauscope_target.tokens import load_tokens
+
+    if not out.parent.is_dir():
+        raise RequestError(f"--out {out}: no such folder {out.parent}")
+    settings = EngineSettings(
+        model=model,
+        device=device,
+        allow_reference_kernels=allow_reference_kernels,
+        mode=ModeRequest(weights=weights),
+    )
+    engine = start_engine(settings, progress=LoadingLines(say), say=say)
+    chosen = _layers(layers, engine.facts.deepest_layer)
+    prompts = golden_prompts(load_tokens(model), engine.facts.model.vocab_size)
+    try:
+        write_golden(engine, prompts, out, layers=chosen)
+    except OSError as error:
+        raise RequestError(f"--out {out}: {error.strerror}") from None
+    say(f"wrote {out}: {len(prompts)} prompts, {len(chosen)} layers, {out.stat().st_size / 1e6:.1f} MB")
+
+
+def _layers(text: str | None, deepest: int) -> list[int]:
+    if text is None:
+        return list(range(deepest + 1))
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise RequestError(f"--layers {text}: give numbers, for example 1,16,31") from None
