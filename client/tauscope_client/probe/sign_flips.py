@@ -25,7 +25,7 @@ __all__ = ["Judged", "judge_differences"]
 _MAX_EXACT = 12
 """2^12 patterns are few; for more conversations patterns are drawn."""
 
-_NUM_DRAWN = 9999
+NUM_DRAWN = 9999
 """With the one seen 10,000: p-values are known to 0.0001, ends of intervals to about one part in fifty."""
 
 _TIE = 1e-9
@@ -50,7 +50,9 @@ class Judged(NamedTuple):
     high: FloatArray
 
 
-def judge_differences(sums: FloatArray, weights: FloatArray, *, level: float = 0.95, seed: int = 0) -> Judged:
+def judge_differences(
+    sums: FloatArray, weights: FloatArray, *, level: float = 0.95, seed: int = 0, num_drawn: int = NUM_DRAWN
+) -> Judged:
     """Judge the pooled differences sum(sums) / sum(weights) of m conditions over the same n conversations.
 
     Args:
@@ -58,8 +60,9 @@ def judge_differences(sums: FloatArray, weights: FloatArray, *, level: float = 0
         weights: float64 [n], anchors of each conversation, all positive.
         level: two-sided coverage of the intervals, for differences that are symmetric about their centre.
         seed: of drawn patterns.
+        num_drawn: patterns drawn, where there are too many to take all.
     """
-    is_flipped = _patterns(sums.shape[1], seed)
+    is_flipped = _patterns(sums.shape[1], seed, num_drawn)
     # Flipping the signs of a set J lowers the sum by twice the sum over J: it stays as large exactly if that is <= 0.
     lowered = is_flipped @ sums.T  # [F, m]
     scale = _TIE * np.abs(sums).sum(axis=1)
@@ -74,11 +77,11 @@ def judge_differences(sums: FloatArray, weights: FloatArray, *, level: float = 0
     return Judged(p_values, joint, means[tail], means[-1 - tail])
 
 
-def _patterns(n: int, seed: int) -> FloatArray:
+def _patterns(n: int, seed: int, num_drawn: int) -> FloatArray:
     """Which conversations are flipped, 0 or 1 [F, n]; the first pattern flips none."""
     if n <= _MAX_EXACT:
         return ((np.arange(1 << n)[:, None] >> np.arange(n)) & 1).astype(np.float64)
-    drawn = np.random.default_rng(seed).integers(0, 2, size=(_NUM_DRAWN, n)).astype(np.float64)
+    drawn = np.random.default_rng(seed).integers(0, 2, size=(num_drawn, n)).astype(np.float64)
     return np.concatenate([np.zeros((1, n)), drawn])
 
 
