@@ -2,7 +2,8 @@
 
 One safetensors file. Metadata: `schema` (`tauscope.golden/1`) and `facts`, a JSON map of `model` (ModelInfo),
 `numerics` (the fingerprint), `layers` (canonical ids of the planes), `dtype`, `noise_floor` (or null) and `prompts`
-(their number). Tensors, for each prompt i: `prompt.<i>.token_ids` int32 [T], `prompt.<i>.states` [P, T, H], and `prompt.<i>.argmax_ids`
+(their number).
+Tensors, for each prompt i: `prompt.<i>.token_ids` int32 [T], `prompt.<i>.states` [P, T, H], and `prompt.<i>.argmax_ids`
 int32 [T] where the head is loaded.
 """
 
