@@ -127,6 +127,7 @@ class HiddenRoutes:
         handle = await asyncio.to_thread(handle_of, job, self._context, secret=self._secret(caller))
         found = await asyncio.to_thread(self._found, handle, caller)
         if found is not None:
+            found.shared = found.shared or body.shared  # the handle is keyed by the caller: the states are its own
             return self._answer(request, caller, body, _Outcome(job, handle, found, is_cached=True))
         parts.charge(request, caller, num_tokens=job.stop)
         try:
