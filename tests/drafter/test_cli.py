@@ -1,10 +1,12 @@
 """The program: exit codes, one line for every failure, and a real process that serves and stops."""
 
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,16 @@ from tauscope_drafter.commands.sizes import format_bytes, parse_bytes
 from tauscope_wire.connection import Connection
 from tauscope_wire.errors import RequestError
 from tauscope_wire.messages import DrafterServiceInfo
+
+
+@pytest.fixture(autouse=True)
+def root_handlers() -> Iterator[None]:
+    """The program sets up logging for its process; the process of the tests keeps its own."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    root.handlers = []  # else those of pytest would be closed
+    yield
+    root.handlers, root.level = before, level
 
 
 @pytest.fixture(scope="module")

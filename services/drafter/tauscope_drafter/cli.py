@@ -9,6 +9,7 @@ import typer
 
 from tauscope_drafter.commands.convert import convert_command
 from tauscope_drafter.commands.inspect import inspect_command
+from tauscope_drafter.commands.plan import plan_command
 from tauscope_drafter.commands.serve import serve_command
 from tauscope_serving.keys_command import keys_app
 from tauscope_wire.errors import CheckpointError, MismatchError, RequestError, TauscopeError, TooLargeError
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.callback(invoke_without_command=True)(serve_command)
 app.command("inspect")(inspect_command)
 app.command("convert")(convert_command)
+app.command("plan")(plan_command)
 app.add_typer(keys_app(), name="keys")
 
 

@@ -16,10 +16,11 @@ from tauscope_drafter.checkpoint.options import LoadOptions
 from tauscope_drafter.checkpoint.reading import Description, describe
 from tauscope_drafter.checkpoint.vocabulary import target_ids
 from tauscope_drafter.checkpoint.weights import WeightsHash, read_aside, read_tensors
-from tauscope_drafter.families.family import Network, Shared
+from tauscope_drafter.families.family import Network, Shared, Weights
 from tauscope_drafter.fit import DrafterSide, TargetSide, check_fit
 from tauscope_drafter.head import CHUNK_BYTES, DEFAULT_CHUNK_BYTES, Embedding, Head
 from tauscope_drafter.spec import DrafterSpec
+from tauscope_drafter.streamed_weights import StreamedWeights
 from tauscope_drafter.target_weights import TargetFolder
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
@@ -40,6 +41,7 @@ class Place:
         final_norm: of the target as it multiplies, None without one.
         norm_eps: of the target's final norm.
         chunk_bytes: bound on the logits alive at once.
+        stream_networks: keep the networks' weights on the host and copy them when they are read.
     """
 
     device: torch.device
@@ -50,6 +52,7 @@ class Place:
     final_norm: Tensor | None = None
     norm_eps: float = 1e-6
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    stream_networks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ def open_place(
     *,
     chunk_bytes: int | None = None,
     head_on_host: bool = False,
+    stream_networks: bool = False,
 ) -> Place:
     """Read the target's embedding, head and final norm once.
 
@@ -95,13 +99,14 @@ def open_place(
         target: folder of the target's checkpoint, or None.
         chunk_bytes: bound on the logits alive at once; None chooses by device.
         head_on_host: keep the head on the host and stream it (a GPU without room for it).
+        stream_networks: the same for the weights of the drafters.
 
     Raises:
         CheckpointError: the folder is no checkpoint of a decoder-only model.
     """
     chunk_bytes = chunk_bytes or CHUNK_BYTES.get(device.type, DEFAULT_CHUNK_BYTES)
     if target is None:
-        return Place(device, dtype, chunk_bytes=chunk_bytes)
+        return Place(device, dtype, chunk_bytes=chunk_bytes, stream_networks=stream_networks)
     folder = TargetFolder(target)
     head = folder.head()
     head = _pinned(head.to(dtype), device) if head_on_host else head.to(device, dtype)
@@ -114,6 +119,7 @@ def open_place(
         folder.final_norm().to(device),
         folder.norm_eps,
         chunk_bytes,
+        stream_networks,
     )
 
 
@@ -150,17 +156,20 @@ def load(path: Path, options: LoadOptions, place: Place, *, name: str = "") -> L
             TargetSide(place.target.path.name, facts.num_layers, facts.hidden_size, facts.vocab_size),
         )
     description.check()
-    digest, weights, size = WeightsHash(), {}, 0
+    digest, size = WeightsHash(), 0
+    weights: dict[str, Tensor] = {}
+    home = torch.device("cpu") if place.stream_networks else place.device
     for tensor_name, tensor in read_tensors(description):
         digest.add(tensor_name, tensor)
-        weights[tensor_name] = tensor.to(place.device, place.dtype)
+        weights[tensor_name] = tensor.to(home, place.dtype)
         size += weights[tensor_name].nbytes
     if description.file is None:
         digest.add(repr(spec), torch.empty(0))
     parameters = sum(t.numel() for t in weights.values())
+    held: Weights = StreamedWeights(weights, place.device) if place.stream_networks else weights
     shared, from_target, own_bytes, warnings = _share(description, place)
     spec = replace(spec, warnings=(*spec.warnings, *warnings))
-    network: Network = description.family.Network(spec, weights, shared)
+    network: Network = description.family.Network(spec, held, shared)
     return Loaded(
         network,
         spec,
@@ -170,7 +179,7 @@ def load(path: Path, options: LoadOptions, place: Place, *, name: str = "") -> L
         from_target,
         description.verdict.evidence,
         path,
-        lambda changed: description.family.Network(changed, weights, shared),
+        lambda changed: description.family.Network(changed, held, shared),
     )
 
 

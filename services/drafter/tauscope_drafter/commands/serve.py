@@ -44,6 +44,13 @@ def serve_command(
     drafter: DrafterOption = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto (cuda if there is one).")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16; auto is float32 on a CPU.")] = "auto",
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Most device memory of this process, CUDA context included, e.g. 2.5GiB; weights are streamed "
+            "from host memory as far as they do not fit."
+        ),
+    ] = None,
     drafter_memory: Annotated[
         str | None, typer.Option(help="Bound on the memory of all drafters together, e.g. 12GiB.")
     ] = None,
@@ -82,6 +89,7 @@ def serve_command(
     require_extra()
     from tauscope_drafter.app import DrafterService, create_app
     from tauscope_drafter.commands.devices import choose_device, choose_dtype
+    from tauscope_drafter.commands.gpu_cap import place_on_gpu
     from tauscope_drafter.engine import Engine
     from tauscope_drafter.loading import open_place
     from tauscope_drafter.states import StatesSource
@@ -115,20 +123,25 @@ def serve_command(
     set_up_logs(log_level)
     with closing(bind(settings)) as listener:
         where = choose_device(device)
+        placed = None
+        if gpu_memory is not None and where.type == "cuda":
+            placed = place_on_gpu(drafters, target_model, parse_bytes(gpu_memory), where)
+            typer.echo(f"weights: {placed.mode}, about {placed.gpu_bytes / 1e9:.2f} GB of the device", err=True)
         place = open_place(
             where,
             choose_dtype(dtype, where),
             target_model,
-            chunk_bytes=None if logits_memory is None else parse_bytes(logits_memory),
-            head_on_host=head_on_host,
+            chunk_bytes=_bytes(logits_memory, None if placed is None else placed.logits_bytes),
+            head_on_host=head_on_host or (placed is not None and placed.mode != "resident"),
+            stream_networks=placed is not None and placed.mode == "streamed",
         )
         states = StatesSource(_connection(target_url, os.environ))
         engine = Engine(
             place,
             probe_source=None if target_url is None else states.probe_texts,
-            drafter_bytes=None if drafter_memory is None else parse_bytes(drafter_memory),
+            drafter_bytes=_bytes(drafter_memory, None if placed is None else placed.drafter_bytes),
             context_bytes=parse_bytes(context_memory),
-            batch_bytes=None if batch_memory is None else parse_bytes(batch_memory),
+            batch_bytes=_bytes(batch_memory, None if placed is None else placed.batch_bytes),
         )
         for name, path, options in drafters:
             card = engine.load(name, Path(path), options, roots=None)
@@ -154,6 +167,11 @@ def serve_command(
             listener=listener,
             started=lambda: typer.echo(f"tauscope-drafter is ready at {url}", err=True),
         )
+
+
+def _bytes(given: str | None, placed: int | None) -> int | None:
+    """What the user says, else what follows from `--gpu-memory`, else the default."""
+    return placed if given is None else parse_bytes(given)
 
 
 def _connection(target_url: str | None, environ: Mapping[str, str]) -> "Connection | None":
