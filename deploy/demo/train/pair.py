@@ -16,6 +16,7 @@ from deploy.demo.train.evaluation import Match, Round, dflash_matches, summarise
 from deploy.demo.train.fit import Log
 from deploy.demo.train.networks.dflash import DFlash
 from deploy.demo.train.packing import dflash_config, save_checkpoint, save_tensors
+from deploy.demo.train.prepare import pieces
 from deploy.demo.train.rows import Dataset, Encoded
 from deploy.demo.train.settings import SEED, Budget, DrafterShape, Plan, TargetShape
 from deploy.demo.train.target_training import TargetTrainer, train_main, train_polish, validate
@@ -375,8 +376,5 @@ def save_answers(path: Path, answers: list[Answer]) -> None:
 def load_answers(path: Path) -> list[Answer]:
     """Read what `save_answers` wrote."""
     with np.load(path) as stored:
-        pieces = np.split(stored["ids"], np.cumsum(stored["sizes"])[:-1])
-        return [
-            Answer(ids.tolist(), int(prompt), bool(ended))
-            for ids, prompt, ended in zip(pieces, stored["prompts"], stored["ended"], strict=True)
-        ]
+        found = zip(pieces(stored["ids"], stored["sizes"]), stored["prompts"], stored["ended"], strict=True)
+        return [Answer(ids, int(prompt), bool(ended)) for ids, prompt, ended in found]

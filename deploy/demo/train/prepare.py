@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from deploy.demo.train.corpus import collect
 from deploy.demo.train.rows import Dataset, Encoded, Rows, build
 from deploy.demo.train.settings import PLANS, Plan
@@ -31,15 +32,19 @@ def save_items(path: Path, items: list[Encoded]) -> None:
     )
 
 
+def pieces(flat: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> list[list[int]]:
+    """Cut a flat array back into lists."""
+    ends = np.cumsum(sizes)
+    return [flat[end - size : end].tolist() for end, size in zip(ends, sizes, strict=True)]
+
+
 def load_items(path: Path) -> list[Encoded]:
     """Read what `save_items` wrote."""
     with np.load(path) as stored:
         texts = json.loads(stored["texts"].tobytes())
-        parts = [
-            [piece.tolist() for piece in np.split(stored[name], np.cumsum(stored[sizes])[:-1])]
-            for name, sizes in (("prompts", "prompt_sizes"), ("answers", "answer_sizes"))
-        ]
-    return [Encoded(task, user, p, a) for (task, user), p, a in zip(texts, *parts, strict=True)]
+        prompts = pieces(stored["prompts"], stored["prompt_sizes"])
+        answers = pieces(stored["answers"], stored["answer_sizes"])
+    return [Encoded(task, user, p, a) for (task, user), p, a in zip(texts, prompts, answers, strict=True)]
 
 
 def save_dataset(folder: Path, data: Dataset) -> None:
