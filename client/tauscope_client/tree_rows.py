@@ -75,8 +75,10 @@ def decide_trees(trace: Trace, plan: TreePlan, ask: Callable[[list[int], int], W
     wide: WideRows | None = None
     if trace.is_empty or plan.top_k <= trace.top_k:
         return None
+    budgets = plan.budgets
     for _ in range(MAX_ASKS):
-        walks = tree_walks(trace, plan.budgets, wide=wide, vocab_size=plan.vocab_size)
+        walks = tree_walks(trace, budgets, wide=wide, vocab_size=plan.vocab_size)
+        budgets = tuple(budget for budget in budgets if not walks[budget].is_exact)  # wider rows leave the others exact
         have = set() if wide is None else set(wide.anchors.tolist())
         wanted = sorted({anchor for walk in walks.values() for anchor in walk.ask_anchors} - have)
         if not wanted:
