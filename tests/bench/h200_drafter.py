@@ -28,6 +28,7 @@ from tauscope_drafter.families import registry  # noqa: E402
 from tauscope_drafter.families.family import Shared  # noqa: E402
 from tauscope_drafter.head import CHUNK_BYTES, Embedding, Head  # noqa: E402
 from tauscope_drafter.spec import BackboneSpec, DrafterSpec, RopeSpec, Window  # noqa: E402
+from tauscope_drafter.streamed_weights import StreamedWeights  # noqa: E402
 
 TOP_K = 8
 REPEATS = 3
@@ -219,6 +220,12 @@ def main_numbers(bench: Bench, report: dict[str, Any]) -> None:
     report["top1_agreement_with_loop"] = float((together[..., 0] == one_by_one[0][..., 0]).float().mean())
     streamed = bench.network(spec, bench.shared(on_host=True))
     report["head_streamed_from_host_s"] = bench.seconds(lambda: bench.draft_all(streamed, step), 1)
+    host_weights = {name: tensor.cpu() for name, tensor in network._w.items()}
+    streamed._w = StreamedWeights(host_weights, bench.device)
+    report["all_streamed_from_host_s"] = bench.seconds(lambda: bench.draft_all(streamed, 2 * step), 1)
+    report["all_streamed_peak_bytes"] = bench.peak_bytes(lambda: bench.draft_all(streamed, step))
+    same = bench.draft_all(streamed, step) == bench.draft_all(network, step)
+    report["streamed_equals_resident"] = bool(same.all())
 
 
 def exactness(bench: Bench, report: dict[str, Any]) -> None:
