@@ -10,7 +10,7 @@ from tauscope_client.references.retries import Retries
 from tauscope_client.references.sglang import SglangSource
 from tauscope_client.references.source import ReferenceSource, TokenBridge, Turn
 
-__all__ = ["source_for", "turn_for"]
+__all__ = ["Sources", "turn_for"]
 
 
 def turn_for(bridge: LocalBridge, name: str, *, max_new_tokens: int = 96, tail_tokens: int = 0) -> Turn:
@@ -25,14 +25,22 @@ def turn_for(bridge: LocalBridge, name: str, *, max_new_tokens: int = 96, tail_t
     )
 
 
-def source_for(
-    server: Server,
-    bridge: TokenBridge,
-    *,
-    url: str | None = None,
-    key: str | None = None,
-    retries: Retries | None = None,
-) -> ReferenceSource:
-    """The client's source for a server, as `--reference` opens it."""
-    http = EngineHttp(url or server.url, key=key, retries=retries)
-    return SglangSource(http, bridge) if server.engine.name == "sglang" else OpenAISource(http, bridge)
+class Sources:
+    """Opens the client's sources as `--reference` does, and closes their connections at the end."""
+
+    def __init__(self, bridge: TokenBridge) -> None:
+        self._bridge = bridge
+        self._opened: list[EngineHttp] = []
+
+    def __call__(
+        self, server: Server, *, url: str | None = None, key: str | None = None, retries: Retries | None = None
+    ) -> ReferenceSource:
+        """The source for a server, at another address when a proxy stands before it."""
+        http = EngineHttp(url or server.url, key=key, retries=retries)
+        self._opened.append(http)
+        return SglangSource(http, self._bridge) if server.engine.name == "sglang" else OpenAISource(http, self._bridge)
+
+    def close(self) -> None:
+        """Close every connection."""
+        for http in self._opened:
+            http.close()

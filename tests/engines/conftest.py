@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engines.asks import Sources
 from engines.bridge import LocalBridge
 from engines.drafter import train
 from engines.environments import ENVIRONMENTS, SetUpError, versions
@@ -40,9 +41,18 @@ def target_url(smollm2: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def target(target_url: str) -> TargetClient:
+def target(target_url: str) -> Iterator[TargetClient]:
     """A client of it."""
-    return TargetClient(Connection(target_url))
+    with Connection(target_url) as connection:
+        yield TargetClient(connection)
+
+
+@pytest.fixture(scope="session")
+def source_at(bridge: LocalBridge) -> Iterator[Sources]:
+    """Opens sources of references."""
+    sources = Sources(bridge)
+    yield sources
+    sources.close()
 
 
 @pytest.fixture(scope="session")

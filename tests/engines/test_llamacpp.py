@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engines.asks import source_for, turn_for
+from engines.asks import turn_for
 from engines.margins import explain
 from engines.prompts import PROMPTS
 from engines.servers import ENGINES, Server, serving
@@ -18,9 +18,11 @@ def llamacpp(smollm2) -> Iterator[Server]:
         yield server
 
 
-def test_references_come_as_text_and_the_agreement_shows_that_it_is_another_model(llamacpp, target, bridge, report):
+def test_references_come_as_text_and_the_agreement_shows_that_it_is_another_model(
+    llamacpp, source_at, target, bridge, report
+):
     """Computed from 4-bit blocks, greedy text is not what our service would say: the number says so, nothing fails."""
-    source = source_for(llamacpp, bridge)
+    source = source_at(llamacpp)
     done = {name: source.complete(turn_for(bridge, name, max_new_tokens=48)) for name in list(PROMPTS)[:3]}
     kept = {name: one for name, one in done.items() if not one.drift}
     found = explain(target, {name: (bridge.prompt_ids(name), one.response_ids) for name, one in kept.items()})

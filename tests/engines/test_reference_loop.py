@@ -94,8 +94,10 @@ def test_on_a_hybrid_target_the_released_loop_leaves_the_greedy_text(tmp_path, r
     with (
         target_service(target, "--allow-reference-kernels", label="hybrid-target") as target_url,
         drafter_service(target_url, target, {"a": drafter}, label="hybrid-drafter") as drafter_url,
+        Connection(target_url) as to_target,
+        Connection(drafter_url) as to_drafter,
     ):
-        ours = _walk(target_url, drafter_url, prompts, loop)
+        ours = _walk(TargetClient(to_target), DrafterClient(to_drafter), prompts, loop)
     report(
         "dflash-hybrid",
         {
@@ -117,9 +119,8 @@ def _rendered(target, lines):
     return found
 
 
-def _walk(target_url, drafter_url, prompts, loop):
+def _walk(target, drafter, prompts, loop):
     """Pooled tau of our walk over the plain greedy text that the package's environment decoded."""
-    target, drafter = TargetClient(Connection(target_url)), DrafterClient(Connection(drafter_url))
     taps = drafter.card("a").taps
     emitted = rounds = 0
     for name, prompt in prompts.items():

@@ -7,7 +7,7 @@ from threading import Thread
 import httpx
 import pytest
 
-from engines.asks import source_for, turn_for
+from engines.asks import turn_for
 from engines.cutting_proxy import cutting_proxy
 from engines.environments import ENVIRONMENTS, versions
 from engines.margins import explain
@@ -30,14 +30,14 @@ def sglang() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def references(sglang, bridge):
+def references(sglang, source_at, bridge):
     """Greedy answers of SGLang to every prompt, one at a time."""
-    source = source_for(sglang, bridge)
+    source = source_at(sglang)
     return {name: source.complete(turn_for(bridge, name, tail_tokens=8)) for name in PROMPTS}
 
 
-def test_the_server_is_recognised_with_version_model_and_what_it_does(sglang, bridge):
-    facts = source_for(sglang, bridge).facts()
+def test_the_server_is_recognised_with_version_model_and_what_it_does(sglang, source_at):
+    facts = source_at(sglang).facts()
     assert facts["kind"] == "sglang"
     assert facts["version"] == versions(ENVIRONMENTS["sglang"])["sglang"]
     assert facts["model"] == str(sglang.engine.model)
@@ -55,9 +55,9 @@ def test_references_are_ids_that_end_as_asked(references, bridge):
         assert len(completion.tail_ids) == 8
 
 
-def test_the_greedy_answers_repeat(references, sglang, bridge):
+def test_the_greedy_answers_repeat(references, source_at, sglang, bridge):
     """One at a time, with the prefix cache warm the second time."""
-    source = source_for(sglang, bridge)
+    source = source_at(sglang)
     again = {name: source.complete(turn_for(bridge, name)).response_ids for name in list(PROMPTS)[:3]}
     assert again == {name: references[name].response_ids for name in again}
 
@@ -74,7 +74,7 @@ def test_the_engines_tokens_are_our_argmax_or_near_ties(references, target, brid
 
 def test_our_own_greedy_decoding_gives_the_same_text(references, target, bridge):
     for name in list(PROMPTS)[:4]:
-        own = target.generate(GenerateRequest(token_ids=bridge.prompt_ids(name), max_new_tokens=96))
+        own = target.generate(GenerateRequest(token_ids=bridge.prompt_ids(name), max_new_tokens=96, deadline_s=600))
         assert own.token_ids == references[name].response_ids, name
 
 
@@ -87,9 +87,9 @@ def test_both_render_the_prompt_to_the_same_ids(sglang, target, bridge):
         assert ids_sha256(ours) == ids_sha256(bridge.prompt_ids(name))
 
 
-def test_concurrent_references_are_reported(references, sglang, bridge, report):
+def test_concurrent_references_are_reported(references, source_at, sglang, bridge, report):
     """Under load greedy text may change; how often is a number, not a failure, but most of it must stay."""
-    source = source_for(sglang, bridge)
+    source = source_at(sglang)
     found: dict[str, list[int]] = {}
 
     def ask(name):
@@ -106,28 +106,28 @@ def test_concurrent_references_are_reported(references, sglang, bridge, report):
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 40, 400])
-def test_a_connection_cut_half_way_is_asked_again(keep_bytes, references, sglang, bridge):
+def test_a_connection_cut_half_way_is_asked_again(keep_bytes, source_at, references, sglang, bridge):
     with cutting_proxy(int(sglang.url.rsplit(":", 1)[1])) as proxy:
-        source = source_for(sglang, bridge, url=proxy.url, retries=QUICK)
+        source = source_at(sglang, url=proxy.url, retries=QUICK)
         proxy.cuts, proxy.keep_bytes = 2, keep_bytes
         completion = source.complete(turn_for(bridge, "short-stop"))
         assert proxy.num_connections == 3
     assert completion.response_ids == references["short-stop"].response_ids
 
 
-def test_a_prompt_over_the_context_is_one_clear_refusal(sglang, bridge):
+def test_a_prompt_over_the_context_is_one_clear_refusal(sglang, source_at, bridge):
     turn = turn_for(bridge, "fibonacci")
     long = replace(turn, prompt_ids=list(turn.prompt_ids) * 40)
     with pytest.raises(RequestError, match="1024") as caught:
-        source_for(sglang, bridge, retries=QUICK).complete(long)
+        source_at(sglang, retries=QUICK).complete(long)
     assert caught.value.code is ErrorCode.PROMPT_TOO_LONG
 
 
-def test_a_server_that_restarts_is_waited_for(references, bridge):
+def test_a_server_that_restarts_is_waited_for(references, source_at, bridge):
     """Killed in the middle of a run and started again on the same port: the client waits and goes on."""
     with serving(ENGINES["sglang"], label="first") as first:
         port = int(first.url.rsplit(":", 1)[1])
-        source = source_for(first, bridge, retries=Retries(attempts=20))
+        source = source_at(first, retries=Retries(attempts=20))
         assert source.complete(turn_for(bridge, "short-stop")).response_ids == references["short-stop"].response_ids
     found = []
     waiting = Thread(target=lambda: found.append(source.complete(turn_for(bridge, "fibonacci"))))
@@ -137,13 +137,11 @@ def test_a_server_that_restarts_is_waited_for(references, bridge):
     assert found and found[0].response_ids == references["fibonacci"].response_ids
 
 
-def test_a_key_is_needed_where_the_server_has_one(bridge):
+def test_a_key_is_needed_where_the_server_has_one(bridge, source_at):
     with serving(ENGINES["sglang"], key="secret-of-the-test", label="keyed") as server:
         with pytest.raises(AuthenticationError, match="--reference-key"):
-            source_for(server, bridge, retries=QUICK).complete(turn_for(bridge, "short-stop"))
-        assert (
-            source_for(server, bridge, key="secret-of-the-test").complete(turn_for(bridge, "short-stop")).response_ids
-        )
+            source_at(server, retries=QUICK).complete(turn_for(bridge, "short-stop"))
+        assert source_at(server, key="secret-of-the-test").complete(turn_for(bridge, "short-stop")).response_ids
 
 
 def test_evaluation_end_to_end_with_references_from_sglang(references, sglang, target_url, tiny_run, report):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engines.asks import source_for, turn_for
+from engines.asks import turn_for
 from engines.margins import explain
 from engines.prompts import PROMPTS
 from engines.servers import ENGINES, Server, serving
@@ -19,8 +19,8 @@ def transformers_serve() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def references(transformers_serve, bridge):
-    source = source_for(transformers_serve, bridge)
+def references(transformers_serve, source_at, bridge):
+    source = source_at(transformers_serve)
     return source, {name: source.complete(turn_for(bridge, name)) for name in list(PROMPTS)[:4]}
 
 

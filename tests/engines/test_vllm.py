@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from engines.asks import source_for, turn_for
+from engines.asks import turn_for
 from engines.cutting_proxy import cutting_proxy
 from engines.environments import ENVIRONMENTS, versions
 from engines.margins import explain
@@ -27,14 +27,14 @@ def vllm() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def references(vllm, bridge):
+def references(vllm, source_at, bridge):
     """Greedy answers of vLLM to every prompt, one at a time."""
-    source = source_for(vllm, bridge)
+    source = source_at(vllm)
     return {name: source.complete(turn_for(bridge, name, tail_tokens=8)) for name in PROMPTS}
 
 
-def test_the_server_is_recognised_with_version_model_and_what_it_does(vllm, bridge, references):
-    source = source_for(vllm, bridge)
+def test_the_server_is_recognised_with_version_model_and_what_it_does(vllm, source_at, bridge, references):
+    source = source_at(vllm)
     source.complete(turn_for(bridge, "short-stop", max_new_tokens=2))
     facts = source.facts()
     assert facts["kind"] == "vllm"
@@ -63,9 +63,9 @@ def test_the_engines_tokens_are_our_argmax_or_near_ties(references, target, brid
     assert all(margin < 0.01 for margin in found.margins_of_disagreements)
 
 
-def test_concurrent_references_are_reported(references, vllm, bridge, report):
+def test_concurrent_references_are_reported(references, source_at, vllm, bridge, report):
     """Under load greedy text may change; how often is a number, not a failure, but most of it must stay."""
-    source = source_for(vllm, bridge)
+    source = source_at(vllm)
     found: dict[str, list[int]] = {}
 
     def ask(name):
@@ -82,13 +82,13 @@ def test_concurrent_references_are_reported(references, vllm, bridge, report):
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 40, 400])
-def test_a_connection_cut_half_way_is_asked_again(keep_bytes, references, vllm, bridge):
+def test_a_connection_cut_half_way_is_asked_again(keep_bytes, source_at, references, vllm, bridge):
     with cutting_proxy(int(vllm.url.rsplit(":", 1)[1])) as proxy:
-        source = source_for(vllm, bridge, url=proxy.url, retries=QUICK)
+        source = source_at(vllm, url=proxy.url, retries=QUICK)
         turn = turn_for(bridge, "short-stop")
         source.complete(turn)  # finds the dialect
         before = proxy.num_connections
-        source = source_for(vllm, bridge, url=proxy.url, retries=QUICK)
+        source = source_at(vllm, url=proxy.url, retries=QUICK)
         source.facts()
         proxy.cuts, proxy.keep_bytes = 2, keep_bytes
         completion = source.complete(turn)
@@ -96,16 +96,16 @@ def test_a_connection_cut_half_way_is_asked_again(keep_bytes, references, vllm, 
     assert completion.response_ids == references["short-stop"].response_ids
 
 
-def test_a_prompt_over_the_context_is_one_clear_refusal(vllm, bridge):
+def test_a_prompt_over_the_context_is_one_clear_refusal(vllm, source_at, bridge):
     turn = turn_for(bridge, "fibonacci")
     with pytest.raises(RequestError, match="1024") as caught:
-        source_for(vllm, bridge, retries=QUICK).complete(replace(turn, prompt_ids=list(turn.prompt_ids) * 40))
+        source_at(vllm, retries=QUICK).complete(replace(turn, prompt_ids=list(turn.prompt_ids) * 40))
     assert caught.value.code is ErrorCode.PROMPT_TOO_LONG
 
 
-def test_a_key_is_needed_where_the_server_has_one(bridge):
+def test_a_key_is_needed_where_the_server_has_one(bridge, source_at):
     with serving(ENGINES["vllm"], key="secret-of-the-test", label="keyed") as server:
         with pytest.raises(AuthenticationError, match="--reference-key"):
-            source_for(server, bridge, retries=QUICK).complete(turn_for(bridge, "short-stop"))
-        keyed = source_for(server, bridge, key="secret-of-the-test")
+            source_at(server, retries=QUICK).complete(turn_for(bridge, "short-stop"))
+        keyed = source_at(server, key="secret-of-the-test")
         assert keyed.complete(turn_for(bridge, "short-stop")).response_ids
