@@ -16,12 +16,15 @@ from tauscope_client.progress import Progress
 from tauscope_client.prompts import PromptFile
 from tauscope_client.provenance import manifest_of
 from tauscope_client.references.collect import ReferencePlan, collect_references
+from tauscope_client.references.record import Reference
 from tauscope_client.references.retries import Retries
 from tauscope_client.references.source import ReferenceSource
-from tauscope_client.references.stability import check_stability
+from tauscope_client.references.stability import Stability, check_stability
+from tauscope_client.references.stored import read_references
+from tauscope_client.runs.agreement import disagreements_of
 from tauscope_client.runs.cautions import cautions_of
 from tauscope_client.runs.files import write_json, write_text
-from tauscope_client.runs.folder import RunFolder
+from tauscope_client.runs.folder import RunFolder, read_manifest
 from tauscope_client.runs.measuring import measure_run
 from tauscope_client.runs.pieces import add_pieces, shown_ids
 from tauscope_client.runs.results import results_of
@@ -30,7 +33,7 @@ from tauscope_client.runs.summary import summary_markdown
 from tauscope_client.target import TargetClient
 from tauscope_client.tree_rows import STORED_BUDGETS, TreePlan
 from tauscope_wire.dtypes import WireDtype
-from tauscope_wire.errors import RequestError
+from tauscope_wire.errors import RequestError, UnreachableError
 
 __all__ = ["EvalSettings", "Outcome", "evaluate"]
 
@@ -122,7 +125,7 @@ def evaluate(
         settings.passed,
         settings.in_force(),
         prompts=prompts,
-        reference=source.facts(),
+        reference=_reference_facts(out, source, settings.references.turn_ids(prompts.records)),
         target=info,
         service=service,
         cards=cards,
@@ -141,14 +144,9 @@ def evaluate(
         )
         stability = folder.stability()
         if stability is None and settings.num_repeats and references:
-            stability = check_stability(
-                list(references.values()),
-                prompts.records,
-                source,
-                num_asked=settings.num_repeats,
-                progress=progress,
-            )
-            folder.write_stability(stability)
+            stability = _ask_again(settings.num_repeats, prompts, references, source, progress)
+            if stability is not None:
+                folder.write_stability(stability)
         plan = DraftPlan(
             top_k=settings.top_k,
             dtype=settings.dtype,
@@ -178,6 +176,7 @@ def evaluate(
             failures=[failure.to_dict() for failure in failures],
             warnings=warnings,
             served=served_beside_predicted(references.values(), measured),
+            disagreements=disagreements_of(folder.path, references, next(iter(measured.values()), [])),
         )
         _keep_pieces(folder.path, measured, target)
         folder.write_failures(results["failures"])
@@ -192,3 +191,31 @@ def _keep_pieces(run: Path, measured: Mapping[str, Sequence[PromptResult]], targ
         add_pieces(run, shown_ids(run, measured), lambda ids: target.detokenize(ids).pieces)
     except RequestError:
         return
+
+
+def _reference_facts(out: Path, source: ReferenceSource, wanted: Sequence[str]) -> dict[str, Any]:
+    """Facts of the source, or of the run when it has every reference: then the server may be gone."""
+    references = out / "references.jsonl"
+    if (out / "manifest.json").exists() and references.exists():
+        facts = read_manifest(out).reference
+        finished = {reference.id for reference in read_references(references, tolerate_torn_end=True)}
+        if facts.get("source") == source.name and set(wanted) <= finished:
+            return facts
+    return {"source": source.name, **source.facts()}
+
+
+def _ask_again(
+    num_asked: int,
+    prompts: PromptFile,
+    references: Mapping[str, Reference],
+    source: ReferenceSource,
+    progress: Progress,
+) -> Stability | None:
+    """Whether the server repeats itself; None when it is not there any more."""
+    try:
+        return check_stability(
+            list(references.values()), prompts.records, source, num_asked=num_asked, progress=progress
+        )
+    except UnreachableError:
+        progress.note("the reference server is gone: whether it repeats itself was not checked")
+        return None

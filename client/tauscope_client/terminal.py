@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from tauscope_client.plain import shown
+from tauscope_client.runs.agreement import agreement_line
 from tauscope_client.runs.comparison import (
     comparison_lines,
     headline_rows,
@@ -54,7 +55,7 @@ def show_results(results: Mapping[str, Any], console: Console) -> None:
         for row in rows:
             table.add_row(shown(f"tau, {stratum} {row.label}"), *map(shown, row.cells))
     console.print(table)
-    for line in [*comparison_lines(results), *served_lines(results)]:
+    for line in [*comparison_lines(results), *served_lines(results), *agreement_line(results)]:
         console.print(shown(line), soft_wrap=True)
     _show_positions(drafters, console)
     for label, text in used_definitions(results["definitions"]):

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from kit.client import PROMPTS, eval_settings, table_services
-from kit.engines import STOP_ID, TableModel, encode, render
+from kit.engines import STOP_ID, TableModel, Talk, encode, render, sglang_app
+from kit.serve import running
 from kit.table_services import right_draft
 from tauscope_client.evaluate import EvalSettings, evaluate
 from tauscope_client.progress import SilentProgress
 from tauscope_client.prompts import load_prompts
 from tauscope_client.references.embedded import EmbeddedSource
+from tauscope_client.references.engine_http import EngineHttp
 from tauscope_client.references.retries import Retries
+from tauscope_client.references.sglang import SglangSource
 from tauscope_client.runs.draft_files import read_drafts
 from tauscope_client.runs.lock import FolderLock
 from tauscope_client.runs.text_checks import is_looping
@@ -201,6 +204,11 @@ def test_references_that_are_not_the_targets_own_are_warned_of(prompts_path, tmp
         outcome = run(both, prompts_path, tmp_path / "run")
     assert outcome.results["drafters"]["good"]["overall"]["values"]["agreement"] < 0.5
     assert any(warning.startswith("agreement is") for warning in outcome.results["warnings"])
+    found = outcome.results["disagreements"]
+    agreement = outcome.results["drafters"]["good"]["overall"]["values"]["agreement"]
+    assert 1 - found["num_disagreements"] / found["num_positions"] == pytest.approx(agreement)
+    # The table target puts its own choice at -0.1 and any other token of the text at -4.0.
+    assert (found["num_near_ties"], found["largest_gap"]) == (0, 3.9)
 
 
 def test_a_drafter_for_another_target_is_refused_before_any_work(prompts_path, tmp_path):
@@ -328,3 +336,18 @@ def test_an_answer_that_ends_in_a_loop_is_told_from_one_that_lists():
     assert is_looping([*text, *([7, 8, 9, 10, 11] * 20)])
     listed = [token for item in range(20) for token in (1, 2, 100 + item, 3)]  # a list whose items differ
     assert not is_looping([*text, *listed])
+
+
+def test_a_run_with_all_references_goes_on_without_the_reference_server(services, prompts_path, tmp_path):
+    settings = EvalSettings(**{**vars(eval_settings("good")), "num_repeats": 2})
+    with running(sglang_app(services.model, Talk())) as url:
+        http = EngineHttp(url, retries=QUICK)
+        source = SglangSource(http, None)
+        first = run(services, prompts_path, tmp_path / "run", settings, source=source)
+        http.close()
+    (tmp_path / "run" / "drafts" / "good" / "a.npz").unlink()
+    (tmp_path / "run" / "stability.json").unlink()
+    http = EngineHttp(url, retries=QUICK)
+    again = run(services, prompts_path, tmp_path / "run", settings, source=SglangSource(http, None))
+    http.close()
+    assert again.results == first.results

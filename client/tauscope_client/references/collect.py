@@ -42,6 +42,10 @@ class ReferencePlan:
         turns = 1 + len(record.follow_ups)
         return turns if self.max_turns is None else min(turns, self.max_turns)
 
+    def turn_ids(self, records: Sequence[PromptRecord]) -> list[str]:
+        """Names of all turns that are evaluated, in the order of the prompts."""
+        return [record.turn_id(turn) for record in records for turn in range(1, self.num_turns(record) + 1)]
+
 
 def collect_references(
     records: Sequence[PromptRecord],
@@ -64,9 +68,8 @@ def collect_references(
     found: dict[str, Reference] = dict(finished)
     failures: list[Failure] = []
     lock = Lock()
-    turns = sum(plan.num_turns(record) for record in records)
-    wanted = {record.turn_id(turn) for record in records for turn in range(1, plan.num_turns(record) + 1)}
-    progress.start(STAGE, turns, done=len(wanted & set(found)))
+    order = plan.turn_ids(records)
+    progress.start(STAGE, len(order), done=len(set(order) & set(found)))
 
     def one(record: PromptRecord) -> None:
         answers: list[str] = []
@@ -91,7 +94,6 @@ def collect_references(
                 return  # later turns would need this answer
 
     run_all(one, records, concurrency=plan.concurrency)
-    order = [record.turn_id(turn) for record in records for turn in range(1, plan.num_turns(record) + 1)]
     failures.sort(key=lambda failure: order.index(failure.id))
     return {turn_id: found[turn_id] for turn_id in order if turn_id in found}, failures
 

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from tauscope_client.report.charts import Series, bar_chart, line_chart
 from tauscope_client.report.interval_chart import Estimate, IntervalRow, interval_chart
+from tauscope_client.runs.agreement import agreement_line
 from tauscope_client.runs.comparison import ENGINES, HEADLINES, comparison_lines, engine_rows, headline_rows
 from tauscope_client.runs.loading import Run
 from tauscope_client.runs.served import served_lines
@@ -109,7 +110,7 @@ def view_of(run: Run) -> View:
         f"{manifest.reference.get('version', '')}, {manifest.created_at}",
         names=names,
         cards=tuple(_card(at, name, drafters[name]) for at, name in enumerate(names)),
-        sentences=(*comparison_lines(results), *served_lines(results)),
+        sentences=(*comparison_lines(results), *served_lines(results), *agreement_line(results)),
         warnings=tuple(results["warnings"]),
         failures=tuple(results["failures"]),
         table=_table(drafters, results["definitions"]),

@@ -3,6 +3,7 @@
 {"schema": "tauscope.results/1",
  "num_prompts": .., "failures": [..], "warnings": [..], "definitions": {name: text},
  "served": {"engine", "num_prompts", "verify_steps", "tau", "predicted": {drafter: {"tau", "num_rounds"}}} or null,
+ "disagreements": {num_positions, num_disagreements, num_near_ties, largest_gap, places} or null,
  "comparisons": [{"before": drafter, "after": drafter, "statistics": {name: paired comparison}}, ..],
  "drafters": {name: {"overall": {values, intervals, curves, histograms, counts},
                      "splits": {split: the same},
@@ -54,6 +55,7 @@ def results_of(
     failures: Sequence[Mapping[str, Any]],
     warnings: Sequence[str],
     served: Mapping[str, Any] | None = None,
+    disagreements: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Pool the measured prompts of each drafter: overall, by split, and by every other stratum.
 
@@ -62,6 +64,7 @@ def results_of(
         failures: prompts that are not among them, and why.
         warnings: what a reader must know.
         served: what a reference server that speculates counted itself, see `runs.served`.
+        disagreements: where references and target part, see `runs.agreement`.
     """
     drafters = {name: _drafter(prompts) for name, prompts in measured.items()}
     first = next(iter(drafters.values()), None)
@@ -72,6 +75,7 @@ def results_of(
         "failures": [dict(failure) for failure in failures],
         "warnings": list(warnings),
         "served": None if served is None else dict(served),
+        "disagreements": None if disagreements is None else dict(disagreements),
         "comparisons": _comparisons(measured) if num_prompts else [],
         "drafters": drafters,
         "definitions": dict(DEFINITIONS),

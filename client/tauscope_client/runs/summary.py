@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tauscope_client.runs.agreement import agreement_line
 from tauscope_client.runs.comparison import (
     Row,
     comparison_lines,
@@ -36,7 +37,7 @@ def summary_markdown(results: Mapping[str, Any], manifest: Manifest) -> str:
     lines += [f"> **Careful:** {_cell(warning)}" for warning in results["warnings"]]
     lines += [""] if results["warnings"] else []
     lines += _table(["", *names], headline_rows(drafters) + split_rows(drafters))
-    for line in [*comparison_lines(results), *served_lines(results)]:
+    for line in [*comparison_lines(results), *served_lines(results), *agreement_line(results)]:
         lines += ["", f"{_cell(line[0].upper() + line[1:])}."]
     for stratum, rows in strata_rows(drafters).items():
         lines += ["", f"Tau by {_cell(stratum)}:", "", *_table(["", *names], rows)]
