@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from deploy.demo.train.networks.eagle3 import Eagle3
 from deploy.demo.train.settings import Budget, Plan
 from torch import nn
 
+Network = TypeVar("Network", bound=nn.Module)
 WEIGHT_DECAY = 0.01
 
 
@@ -226,6 +227,6 @@ def train_drafter(
     return record, early[0] if early else None
 
 
-def rounded(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+def rounded(network: Network, dtype: torch.dtype) -> Network:
     """A copy in the dtype of inference."""
     return copy.deepcopy(network).to(dtype).eval()

@@ -39,18 +39,18 @@ class Step:
             parameter.grad = None
 
     def _capture(self) -> None:
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARMUP_PASSES):
                 self._clear()
-                self._loss_fn().backward()
+                self._loss_fn().backward()  # type: ignore[no-untyped-call]
         torch.cuda.current_stream().wait_stream(side)
         self._clear()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._loss = self._loss_fn()
-            self._loss.backward()
+            self._loss.backward()  # type: ignore[no-untyped-call]
 
     def __call__(self) -> torch.Tensor:
         """One pass over the current buffers; the loss tensor is overwritten by the next call."""
@@ -59,7 +59,7 @@ class Step:
             return self._loss
         self._clear()
         loss = self._loss_fn()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
 

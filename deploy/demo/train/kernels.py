@@ -7,6 +7,7 @@ backward stays in use. fla's autotuners would compile for minutes on a fresh mac
 configuration of each, at no visible cost for models of this size.
 """
 
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ MAX_GRADIENT_ERROR = 0.05
 
 def distance_from_middle(config: Any) -> float:
     """How far a Triton configuration is from the middle of the road; ties are left to the list's order."""
-    distance = 2 * abs(math.log2(config.num_warps / PREFERRED_WARPS)) + 0.5 * abs(
+    distance: float = 2 * abs(math.log2(config.num_warps / PREFERRED_WARPS)) + 0.5 * abs(
         (config.num_stages or 2) - PREFERRED_STAGES
     )
     for name, value in config.kwargs.items():
@@ -37,7 +38,7 @@ def pin_autotuners() -> None:
     """Make every Triton autotuner that is built from now on keep one configuration. Call before fla is first
     imported.
     """
-    from triton.runtime import autotuner
+    autotuner = importlib.import_module("triton.runtime.autotuner")
 
     original = autotuner.Autotuner.__init__
 

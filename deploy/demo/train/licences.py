@@ -120,4 +120,7 @@ def judge(expression: str | None, classifiers: Iterable[str], licence: str | Non
 def judge_distribution(distribution: metadata.Distribution) -> Verdict:
     """`judge` on an installed distribution."""
     fields = distribution.metadata
-    return judge(fields.get("License-Expression"), fields.get_all("Classifier") or [], fields.get("License"))
+    expression, licence = fields.get_all("License-Expression"), fields.get_all("License")
+    return judge(
+        expression[0] if expression else None, fields.get_all("Classifier") or [], licence[0] if licence else None
+    )

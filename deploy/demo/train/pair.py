@@ -1,42 +1,27 @@
-"""One pair end to end: target, answers, drafters with an early state, evaluation on held-out prompts and on the
-demo's prompts.
-"""
+"""One pair: target, answers, features, drafters with an early state. Its evaluation is in `report`."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from deploy.demo.train.answer_store import load_answers, save_answers
 from deploy.demo.train.answers import Answer, Prefill, generate, is_clean, prefill, take
-from deploy.demo.train.chat import FRESH_PROMPTS, MASK, Pair, render
+from deploy.demo.train.chat import MASK
 from deploy.demo.train.drafter_training import Snapshot, dflash_loss, rounded, train_drafter
-from deploy.demo.train.evaluation import Match, Round, dflash_matches, summarise, walk_all
+from deploy.demo.train.evaluation import Match, Round, walk_all
 from deploy.demo.train.fit import Log
 from deploy.demo.train.networks.dflash import DFlash
 from deploy.demo.train.packing import dflash_config, save_checkpoint, save_tensors
-from deploy.demo.train.prepare import pieces
 from deploy.demo.train.rows import Dataset, Encoded
 from deploy.demo.train.settings import SEED, Budget, DrafterShape, Plan, TargetShape
 from deploy.demo.train.target_training import TargetTrainer, train_main, train_polish, validate
 from deploy.demo.train.tokenization import save_tokenizer
 
-DEMO_TRAIN_PROMPTS = 5
 MIN_RESPONSE_TOKENS = 3
 """Two tokens leave one anchor without a draft to check."""
 WIDTH_STEP = 32
-TASKS = ("complete", "write", "docstring")
-
-
-@dataclass
-class DemoPrompt:
-    """One prompt of the demo's table with the target's stored greedy answer."""
-
-    name: str
-    split: str
-    pair: Pair
-    answer: Answer
 
 
 @dataclass
@@ -59,7 +44,6 @@ class PairRun:
     answers: list[Answer] = field(default_factory=list)
     heldout: list[Answer] = field(default_factory=list)
     heldout_items: list[Encoded] = field(default_factory=list)
-    demo: list[DemoPrompt] = field(default_factory=list)
     features: Prefill | None = None
     heldout_features: Prefill | None = None
 
@@ -194,36 +178,6 @@ class PairRun:
         }
         self.log(f"  {self.record['heldout'][self.where]}")
 
-    def make_demo(self, *, batch: int = 1) -> None:
-        """Answer the demo's prompts, one by one and so unpadded by default: these token ids are stored as the demo's
-        references.
-        """
-        seen = [
-            i
-            for i, a in zip(take(self.data.train, len(self.answers)), self.answers, strict=False)
-            if a.has_ended and i.task != "docstring" and len(a.response) >= self.plan.drafter.block
-        ][:DEMO_TRAIN_PROMPTS]
-        wanted = [("fresh", pair) for pair in FRESH_PROMPTS] + [("train", Pair(i.task, i.user, "")) for i in seen]
-        limit = self.plan.max_demo_tokens
-        prompts = [self.data.tokenizer.encode(render(pair.user)).ids for _, pair in wanted]
-        answers = generate(self.model, prompts, max_new_tokens=limit, batch=batch)
-        self.demo = [
-            DemoPrompt(f"{split}-{number}", split, pair, answer)
-            for number, ((split, pair), answer) in enumerate(zip(wanted, answers, strict=True))
-        ]
-        lines = [
-            {
-                "id": d.name,
-                "split": d.split,
-                "category": d.pair.task,
-                "messages": [{"role": "user", "content": d.pair.user}],
-                "prompt_ids": d.answer.ids[: d.answer.prompt_tokens],
-            }
-            for d in self.demo
-        ]
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (self.folder / "prompts.jsonl").write_text(text, encoding="utf-8")
-
     def make_features(self) -> None:
         """Prefill the answers that ended."""
         usable = [a for a in self.answers if a.has_ended and len(a.response) >= MIN_RESPONSE_TOKENS]
@@ -290,66 +244,13 @@ class PairRun:
 
         network = DFlash(self.shape.hidden, shape, mask_id=MASK)
         network.load_state_dict(load_file(str(self.folder / name / "model.safetensors")))
-        loaded = rounded(network, self.dtype).to(self.device)
-        assert isinstance(loaded, DFlash)
-        return loaded
+        return rounded(network, self.dtype).to(self.device)
 
     def heldout_rounds(self, match: Match) -> list[list[Round]]:
         """Serving walk over the held-out answers."""
         if self.heldout_features is None:
             raise RuntimeError("held-out features are missing: the heldout phase has to run first")
         return walk_all(match, self.heldout_features)
-
-    def evaluate(self) -> None:
-        """Tau of the pair's drafters on held-out and demo prompts; writes ``eval.json``."""
-        names = [n for n in ("drafter-a", "drafter-b") if (self.folder / n).exists()]
-        demo = prefill(
-            self.model,
-            [d.answer for d in self.demo],
-            layers=self.layers,
-            width=max(len(d.answer.ids) for d in self.demo) + 1,
-        )
-        result: dict[str, Any] = {}
-        block = self.drafter.block
-        demo_rounds: dict[str, list[list[Round]]] = {}
-        for name in names:
-            match = dflash_matches(self.load_dflash(name, self.drafter), self.embedding)
-            heldout, demo_rounds[name] = self.heldout_rounds(match), walk_all(match, demo)
-            result[name] = {
-                "fresh": summarise(
-                    [r for r, d in zip(demo_rounds[name], self.demo, strict=True) if d.split == "fresh"], block
-                ),
-                "train": summarise(
-                    [r for r, d in zip(demo_rounds[name], self.demo, strict=True) if d.split == "train"], block
-                ),
-                "all15": summarise(demo_rounds[name], block),
-                "heldout": summarise(heldout, block),
-            }
-            for task in TASKS:
-                chosen = [r for r, i in zip(heldout, self.heldout_items, strict=True) if i.task == task]
-                result[name][f"heldout_{task}"] = summarise(chosen, block)
-            self.log(f"  {name}: tau {[(k, v['tau_pooled'], v['interval_95']) for k, v in result[name].items()]}")
-        result["prompts"] = [
-            {
-                "id": d.name,
-                "split": d.split,
-                "category": d.pair.task,
-                "prompt": d.pair.user,
-                "prompt_len": d.answer.prompt_tokens,
-                "output_ids": d.answer.response,
-                "text": self.data.tokenizer.decode(d.answer.response, skip_special_tokens=False),
-                "ended": d.answer.has_ended,
-                "prefill_agrees": float(demo.agreement[i]) == 1.0,
-                "rounds": {n[-1]: [list(r) for r in demo_rounds[n][i]] for n in names},
-                "tau": {n[-1]: summarise([demo_rounds[n][i]], block)["tau_pooled"] for n in names},
-            }
-            for i, d in enumerate(self.demo)
-        ]
-        self.record.setdefault("demo_ended", {})[self.where] = sum(d.answer.has_ended for d in self.demo)
-        for name in names:
-            self.record.setdefault("tau", {})[f"{name} on {self.where}"] = result[name]
-        document = {"kind": self.shape.kind, "where": self.where, "eval": result}
-        (self.folder / "eval.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def width_of(answers: list[Answer]) -> int:
@@ -360,21 +261,3 @@ def width_of(answers: list[Answer]) -> int:
 def share(flags: list[bool]) -> float:
     """Share of true values, four digits."""
     return round(sum(flags) / max(1, len(flags)), 4)
-
-
-def save_answers(path: Path, answers: list[Answer]) -> None:
-    """Store answers as flat arrays."""
-    np.savez_compressed(
-        path,
-        ids=np.concatenate([np.array(a.ids, np.int32) for a in answers]),
-        sizes=np.array([len(a.ids) for a in answers], np.int32),
-        prompts=np.array([a.prompt_tokens for a in answers], np.int32),
-        ended=np.array([a.has_ended for a in answers]),
-    )
-
-
-def load_answers(path: Path) -> list[Answer]:
-    """Read what `save_answers` wrote."""
-    with np.load(path) as stored:
-        found = zip(pieces(stored["ids"], stored["sizes"]), stored["prompts"], stored["ended"], strict=True)
-        return [Answer(ids, int(prompt), bool(ended)) for ids, prompt, ended in found]

@@ -5,6 +5,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +14,10 @@ from deploy.demo.train.card import write_card
 from deploy.demo.train.chat import FRESH_PROMPTS
 from deploy.demo.train.fit import Log
 from deploy.demo.train.packing import archive, write_json
-from deploy.demo.train.pair import DEMO_TRAIN_PROMPTS, PairRun
+from deploy.demo.train.pair import PairRun
 from deploy.demo.train.planted import DEFECTS, make_dspark, make_eagle3, make_planted
 from deploy.demo.train.prepare import is_complete, load_dataset
+from deploy.demo.train.report import DEMO_TRAIN_PROMPTS, answer_demo, evaluate
 from deploy.demo.train.settings import SEED, Budget, Plan
 
 PART_BYTES = 15 << 20
@@ -63,7 +65,7 @@ class Recipe:
         deadline_s: float | None = None,
         archive_to: Path | None = None,
         only: tuple[str, ...] | None = None,
-        wait_for_data: Callable[[], None] | None = None,
+        wait_for_data: Callable[[], object] | None = None,
         start: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,9 +103,8 @@ class Recipe:
         def seconds(budget: Budget) -> float:
             return budget.seconds or 0.0
 
-        def evaluate() -> None:
-            pair.make_demo(batch=self._demo_batch())
-            pair.evaluate()
+        def evaluate_pair() -> None:
+            evaluate(pair, answer_demo(pair, batch=self._demo_batch()))
 
         def plain_target() -> None:
             plain.make_target(plan.plain_target_budget)
@@ -115,8 +116,7 @@ class Recipe:
             plain.make_heldout()
             plain.make_features()
             plain.make_pair(plan.plain_drafter_budget, with_early=False)
-            plain.make_demo(batch=self._demo_batch())
-            plain.evaluate()
+            evaluate(plain, answer_demo(plain, batch=self._demo_batch()))
 
         def polish() -> None:
             pair.polish_target(plan.polish_budget, reference_delta_rule=self._reference_delta_rule)
@@ -125,7 +125,7 @@ class Recipe:
         small_s, family_s = seconds(plan.small_budget) + 2, seconds(plan.family_budget) + 5
         plain_s, plain_drafter_s = seconds(plan.plain_target_budget) + 20, seconds(plan.plain_drafter_budget) + 25
         extra = ("features", "heldout")
-        planted = [Phase(d.name, lambda d=d: make_planted(pair, d, plan.small_budget), small_s, extra) for d in DEFECTS]
+        planted = [Phase(d.name, partial(make_planted, pair, d, plan.small_budget), small_s, extra) for d in DEFECTS]
         return [
             Phase("gradients", self._check_gradients, 0),
             Phase("warm-up", self._warm_up, 0, ("gradients",)),
@@ -136,7 +136,7 @@ class Recipe:
             Phase("features", pair.make_features, 5, ("answers",)),
             Phase("heldout", pair.make_heldout, 5, ("target",)),
             Phase("drafter", lambda: pair.make_pair(plan.drafter_budget, with_early=True), 20, ("features",)),
-            Phase("evaluation", evaluate, 5, ("answers", "heldout")),
+            Phase("evaluation", evaluate_pair, 5, ("answers", "heldout")),
             *planted,
             Phase("dspark", lambda: make_dspark(pair, plan.family_budget), family_s, extra),
             Phase("eagle3", lambda: make_eagle3(pair, plan.family_budget), family_s, extra),

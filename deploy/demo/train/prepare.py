@@ -76,8 +76,10 @@ def load_dataset(folder: Path) -> Dataset:
 
     record: dict[str, Any] = json.loads((folder / "record.json").read_text(encoding="utf-8"))
     return Dataset(
-        Tokenizer.from_file(str(folder / "tokenizer.json")),
-        *(load_rows(name) for name in ROW_SETS),
+        tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
+        broad=load_rows("broad"),
+        short=load_rows("short"),
+        validation=load_rows("validation"),
         train=load_items(folder / "train.npz"),
         heldout=load_items(folder / "heldout.npz"),
         record=record,

@@ -53,7 +53,8 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., hidden] to [..., hidden]."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        y: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
 
 
 class Attention(nn.Module):
@@ -70,13 +71,15 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
         self.o_proj = nn.Linear(shape.heads * shape.head_dim, hidden, bias=False)
         if with_norms:
-            self.q_norm, self.k_norm = RMSNorm(shape.head_dim), RMSNorm(shape.head_dim)
+            self.q_norm: nn.Module = RMSNorm(shape.head_dim)
+            self.k_norm: nn.Module = RMSNorm(shape.head_dim)
         else:
             self.q_norm = self.k_norm = nn.Identity()
 
     def queries(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, seq, width] to [batch, heads, seq, head_dim], not rotated."""
-        return self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.head_dim))).transpose(1, 2)
+        q: torch.Tensor = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)))
+        return q.transpose(1, 2)
 
     def keys_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[batch, seq, width] to keys (normed, not rotated) and values [batch, kv_heads, seq, head_dim]."""
@@ -88,7 +91,8 @@ class Attention(nn.Module):
         groups = self.heads // self.kv_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.head_dim**-0.5)
-        return self.o_proj(y.transpose(1, 2).flatten(-2))
+        out: torch.Tensor = self.o_proj(y.transpose(1, 2).flatten(-2))
+        return out
 
 
 def initialise(module: nn.Module, layers: int) -> None:

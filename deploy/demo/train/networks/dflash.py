@@ -32,7 +32,8 @@ class Layer(nn.Module):
         k, v = self.self_attn.keys_values(torch.cat((context, y), 1))
         q = rotate(self.self_attn.queries(y), *query_turns)
         x = x + self.self_attn.attend(q, rotate(k, *key_turns), v, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class DFlash(nn.Module):
@@ -86,4 +87,5 @@ class DFlash(nn.Module):
         x = F.embedding(block.flatten(1), embedding)
         for layer in self.layers:
             x = layer(x, context, query_turns, key_turns, mask)
-        return self.norm(x).unflatten(1, (A, S))
+        states: torch.Tensor = self.norm(x)
+        return states.view(B, A, S, -1)
