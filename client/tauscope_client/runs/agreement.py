@@ -60,6 +60,6 @@ def agreement_line(results: Mapping[str, Any]) -> list[str]:
     first = found["places"][0]
     return [
         f"{found['num_disagreements']} of {found['num_positions']} reference tokens are not the target service's own "
-        f of them the two best tokens nearly tie (within {found['near_tie']:g} nats); "
-        f"the largest gap is {found['largest_gap']:.2f} nats ({first['prompt_id']}, token {first['position']})"
+        f"choice; {found['num_near_ties']} of them are near-ties (the best is ahead by less than {found['near_tie']:g} "
+        f"nats); the largest gap is {found['largest_gap']:.2f} nats ({first['prompt_id']}, token {first['position']})"
     ]
