@@ -1,6 +1,6 @@
 """Measures the target engine in the shape of a 27B hybrid, random weights, on one GPU. Writes one JSON file.
 
-    python3 tests/bench/h200_target.py --out DIR [--only resident,streamed] [--tiny]
+    python3 tests/bench/h200_target.py --out DIR [--only resident,streamed] [--options] [--tiny]
 
 Run from the root of the repository; needs torch, transformers, flash-linear-attention, and the packages of the wire.
 `--tiny` runs every part on a CPU in seconds, to see that the script works. Ratios compare things measured in one run.
@@ -27,12 +27,19 @@ import torch  # noqa: E402
 from tauscope_target.anatomy import Anatomy  # noqa: E402
 from tauscope_target.duty import SHARED_DUTY, Duty  # noqa: E402
 from tauscope_target.engine import EngineParts, TorchEngine  # noqa: E402
+from tauscope_target.fused import FLA_CONVOLUTION, FUSED, apply_options  # noqa: E402
 from tauscope_target.jobs import HiddenJob, HiddenResult  # noqa: E402
-from tauscope_target.kernels import Observation, observing, pin_configurations, ran_configurations  # noqa: E402
+from tauscope_target.kernels import (  # noqa: E402
+    Observation,
+    layer_scopes,
+    observing,
+    pin_configurations,
+    ran_configurations,
+)
 from tauscope_target.loading import LoadingPlan, assemble, build_skeleton  # noqa: E402
 from tauscope_target.memory import Budget  # noqa: E402
 from tauscope_target.modes import ModeDecision, build  # noqa: E402
-from tauscope_target.selftests import SelfTestPlan, noise_floor, run_self_tests  # noqa: E402
+from tauscope_target.selftests import SelfTestPlan, noise_floor, relative_difference, run_self_tests  # noqa: E402
 
 GIB = 1 << 30
 
@@ -227,7 +234,7 @@ def matrices_only(parts: EngineParts, shape: Shape) -> Callable[[], Any]:
     return work
 
 
-def measure_resident(shape: Shape, device: torch.device, report: dict[str, Any]) -> None:
+def measure_resident(shape: Shape, device: torch.device, report: dict[str, Any], *, with_options: bool) -> None:
     parts = start(shape, "resident", device, with_head=True)
     engine = TorchEngine(parts)
     begun = time.perf_counter()
@@ -264,6 +271,39 @@ def measure_resident(shape: Shape, device: torch.device, report: dict[str, Any])
         wanted = jobs(shape, tokens, sequence=tokens, last=min(64, tokens))
         report["long"][str(tokens)] = timed(device, lambda wanted=wanted: run(engine, wanted), 1)
     report["check"] = [digest(result.states) for result in run(engine, jobs(shape, shape.pass_tokens))]
+    parts.runner.chunk_tokens = shape.chunk
+    if with_options:
+        measure_options(parts, engine, shape, report)
+
+
+def measure_options(parts: EngineParts, engine: TorchEngine, shape: Shape, report: dict[str, Any]) -> None:
+    """Named faster paths on top of each other: time, and deviation from the default path."""
+    wanted = jobs(shape, shape.pass_tokens)
+    plain = run(engine, wanted)[0].states
+    scopes = [scope for scope in layer_scopes(parts.anatomy.model) if "causal_conv1d_fn" in scope]
+    bound = [scope["causal_conv1d_fn"] for scope in scopes]
+    report["options"] = {}
+    try:
+        for option in (FUSED, FLA_CONVOLUTION):
+            if parts.device.type == "cpu" and option == FLA_CONVOLUTION:
+                continue
+            begun = time.perf_counter()
+            apply_options(parts.anatomy, [option])
+            pin_configurations()
+            run(engine, wanted)
+            row: dict[str, Any] = {"first_pass_s": time.perf_counter() - begun}
+            row |= timed(parts.device, lambda: run(engine, wanted), shape.repeats)
+            observation = Observation()
+            with observing(observation):
+                states = run(engine, wanted)[0].states
+            row["ran"] = [observation.linear_attention_name, observation.convolution_name]
+            row["deviation"] = [relative_difference(a, b) for a, b in zip(states, plain, strict=True)]
+            row["share_of_matrix_bound"] = report["matrices_only"]["best_s"] / row["best_s"]
+            row["speedup_over_naive"] = report["naive"]["best_s"] / row["best_s"]
+            report["options"][option] = row
+    finally:
+        for scope, function in zip(scopes, bound, strict=True):
+            scope["causal_conv1d_fn"] = function
 
 
 def digest(states: Any) -> str:
@@ -411,6 +451,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--out", type=Path, default=Path())
     options.add_argument("--only", default="resident,streamed")
+    options.add_argument("--options", action="store_true", help="also the named faster paths (compiles)")
     options.add_argument("--tiny", action="store_true")
     options.add_argument("--neighbour", action="store_true")
     arguments = options.parse_args()
@@ -437,7 +478,7 @@ def main() -> None:
     for part in arguments.only.split(","):
         try:
             if part == "resident":
-                measure_resident(shape, device, report["resident"])
+                measure_resident(shape, device, report["resident"], with_options=arguments.options)
             else:
                 measure_streamed(shape, device, report["streamed"], report["resident"])
         except Exception as error:

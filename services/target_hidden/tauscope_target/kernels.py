@@ -53,6 +53,8 @@ class Observation:
                 self.convolution.add("causal-conv1d")
             elif module.startswith("fla."):
                 self.convolution.add(FLA)
+            elif module.startswith("tauscope_target."):
+                self.convolution.add("fused")
 
     @property
     def linear_attention_name(self) -> str:
@@ -85,7 +87,7 @@ class KernelWatch:
     """The functions that a hybrid model's layers call, held by identity since they were observed."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._scopes = _layer_scopes(model)
+        self._scopes = layer_scopes(model)
         self._bound = self._read()
 
     def check(self) -> None:
@@ -105,7 +107,7 @@ class KernelWatch:
         return [id(scope.get(name)) for scope in self._scopes for name in _BOUND_NAMES]
 
 
-def _layer_scopes(model: nn.Module) -> list[dict[str, Any]]:
+def layer_scopes(model: nn.Module) -> list[dict[str, Any]]:
     """Global namespaces of the classes that hold a short convolution (the gated delta layers)."""
     scopes: dict[int, dict[str, Any]] = {}
     for module in model.modules():

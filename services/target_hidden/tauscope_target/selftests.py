@@ -63,12 +63,17 @@ def run_self_tests(engine: TorchEngine, plan: SelfTestPlan) -> list[SelfTest]:
     return results
 
 
-def noise_floor(engine: TorchEngine, plan: SelfTestPlan) -> dict[str, Any]:
+def noise_floor(engine: TorchEngine, plan: SelfTestPlan, *, plain: npt.NDArray[Any] | None = None) -> dict[str, Any]:
     """Differences per plane between passes of different shapes over the same prompt: what parity must allow for.
+
+    Args:
+        engine: the engine as it will serve.
+        plan: what to compare.
+        plain: states of the first prompt before named faster paths were switched on, or None.
 
     Returns:
         `planes`, and per plane `batch` and `chunks`: the largest relative difference of a row when the prompt shares
-        its pass, and when it runs in chunks; `tokens` of the prompt.
+        its pass, and when it runs in chunks; `options`, the deviation of the named paths; `tokens` of the prompt.
     """
     jobs = jobs_for(engine, plan)
     alone = states_of(engine, jobs[:1])[0]
@@ -78,6 +83,8 @@ def noise_floor(engine: TorchEngine, plan: SelfTestPlan) -> dict[str, Any]:
     if engine.parts.anatomy.is_chunkable:
         pieces = _in_chunks(engine, jobs[0])
         floor["chunks"] = [relative_difference(a, b) for a, b in zip(pieces, alone, strict=True)]
+    if plain is not None:
+        floor["options"] = [relative_difference(a, b) for a, b in zip(alone, plain, strict=True)]
     return floor
 
 

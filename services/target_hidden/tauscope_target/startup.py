@@ -11,12 +11,13 @@ from tauscope_target import arithmetic, guard
 from tauscope_target.checkpoint import CheckpointFolder, open_checkpoint
 from tauscope_target.duty import Duty
 from tauscope_target.engine import EngineParts, TorchEngine
+from tauscope_target.fused import apply_options
 from tauscope_target.jobs import TargetFacts
 from tauscope_target.kernels import KernelWatch, Observation, observing, pin_configurations, ran_configurations
 from tauscope_target.loading import LoadingPlan, Progress, checkpoint_dtype, load, read_config
 from tauscope_target.modes import ModeDecision, ModeRequest, apply_cap, build, decide, default_duty, measure
 from tauscope_target.numerics import fingerprint, refuse_reference_kernels
-from tauscope_target.selftests import SelfTestPlan, jobs_for, noise_floor, run_self_tests
+from tauscope_target.selftests import SelfTestPlan, jobs_for, noise_floor, run_self_tests, states_of
 from tauscope_target.sizes import model_sizes
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.errors import ErrorCode, InternalError
@@ -37,6 +38,7 @@ class EngineSettings:
         allow_reference_kernels: serve a hybrid model on the slow reference functions.
         deepest_layer: last layer that may be asked; None for all.
         with_head: load final norm and head.
+        options: named faster paths, see `fused.OPTIONS`.
         mode: how weights are held, memory caps, size of passes.
     """
 
@@ -115,6 +117,11 @@ def prove(
     num_layers = len(anatomy.layers)
     dtypes: list[WireDtype] = ["bfloat16", "float32"] if dtype is torch.float32 else ["bfloat16"]
     tests = SelfTestPlan(layers=_tested_layers(num_layers), dtype=dtypes[-1])
+    plain = None
+    if settings.options:
+        say(f"switching on {', '.join(settings.options)}")
+        (plain,) = states_of(engine, jobs_for(engine, tests)[:1])
+        apply_options(anatomy, settings.options)
     tuners = pin_configurations()
     observation = Observation()
     say("warming up and observing kernels")
@@ -161,7 +168,7 @@ def prove(
         can_generate=parts.head is not None and parts.can_generate,
         max_positions=int(getattr(config, "max_position_embeddings", 0) or 0),
         self_tests=results,
-        noise_floor=noise_floor(engine, tests),
+        noise_floor=noise_floor(engine, tests, plain=plain),
     )
     return TorchEngine(parts, facts=facts, watch=watch)
 

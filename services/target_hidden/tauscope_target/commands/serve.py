@@ -34,6 +34,10 @@ def serve_command(
             help="Serve a hybrid model without fla kernels; every answer says so.",
         ),
     ] = False,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Named faster path, repeatable: fused, fla-convolution. Enters the fingerprint."),
+    ] = None,
     deepest_layer: Annotated[
         int | None, typer.Option(min=0, help="Last layer that may be asked; what is above is not loaded.")
     ] = None,
@@ -128,6 +132,7 @@ def serve_command(
                 allow_reference_kernels=allow_reference_kernels,
                 deepest_layer=deepest_layer,
                 with_head=head,
+                options=tuple(option or ()),
                 mode=ModeRequest(
                     weights=weights,
                     gpu_memory=None if gpu_memory is None else parse_bytes(gpu_memory),
