@@ -111,7 +111,15 @@ class HiddenRoutes:
             responses={200: {"model": HiddenReceipt, "content": {"application/msgpack": {}}}},
         )
         path = "/hidden_states/{handle}"
-        router.add_api_route(path, self.fetch, methods=["GET", "HEAD"], summary="Stored states", response_model=None)
+        router.add_api_route(path, self.fetch, methods=["GET"], summary="Stored states", response_model=None)
+        router.add_api_route(
+            path,
+            self.fetch,
+            methods=["HEAD"],
+            summary="Whether states are stored, their length and digest",
+            operation_id="head_hidden_states",  # else it has the name of the route above
+            response_model=None,
+        )
         router.add_api_route(path, self.forget, methods=["DELETE"], summary="Forget stored states", status_code=204)
         return router
 
