@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tauscope_client.metrics import Comparison, compare
+from tauscope_client.runs.conversations import by_conversation
 from tauscope_client.runs.loading import Run, load_run
 from tauscope_client.runs.manifest import differences
 from tauscope_client.runs.results import COMPARED
@@ -94,8 +95,8 @@ def compare_sides(before: Side, after: Side, *, is_forced: bool = False) -> Side
         )
     try:
         found = compare(
-            before.run.measured(before.drafter),
-            after.run.measured(after.drafter),
+            by_conversation(before.run.measured(before.drafter)),
+            by_conversation(after.run.measured(after.drafter)),
             statistics=COMPARED,
             is_forced=bool(reasons),
         )

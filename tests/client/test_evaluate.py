@@ -245,6 +245,10 @@ def test_conversations_ask_each_turn_after_the_models_own_answer(services, promp
     assert second["prompt_ids"] == encode(render([{"role": role, "content": text} for role, text in history]))
     assert (second["id"], second["conversation"], second["turn"], second["tags"]["turn"]) == ("7@2", "7", 2, "2")
     assert [p["prompt_id"] for p in outcome.results["drafters"]["good"]["prompts"]] == ["7", "7@2"]
+    good = outcome.results["drafters"]["good"]
+    assert good["overall"]["intervals"]["tau"]["num_prompts"] == 1  # one conversation, however many turns
+    assert good["overall"]["intervals"]["tau"]["estimate"] == good["overall"]["values"]["tau"]
+    assert outcome.results["comparisons"][0]["statistics"]["tau"]["difference"]["num_prompts"] == 1
     only_first = run(services, prompts_path, tmp_path / "first", eval_settings(max_turns=1))
     assert only_first.results["num_prompts"] == 1
 

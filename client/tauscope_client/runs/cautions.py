@@ -88,7 +88,9 @@ def _of_answers(references: Mapping[str, Reference], prompts: Sequence[PromptRes
     if empty:
         cautions.append(f"{empty} responses are over after their first token: no rounds, not part of tau")
     if any(reference.turn > 1 for reference in references.values()):
-        cautions.append("turns of one conversation count as prompts of their own: intervals take them as independent")
+        cautions.append(
+            "intervals resample whole conversations; those of single strata take turns as independent prompts"
+        )
     return cautions
 
 

@@ -26,6 +26,7 @@ from tauscope_client.metrics import (
     intervals_of,
     pool,
 )
+from tauscope_client.runs.conversations import CONVERSATION, by_conversation
 
 __all__ = ["ANSWER_POSITION", "COMPARED", "CONTEXT_LENGTH", "RESULTS_SCHEMA", "results_of"]
 
@@ -87,6 +88,8 @@ def strata_tags(prompts: Sequence[PromptResult]) -> list[str]:
     tags = list(dict.fromkeys(tag for prompt in prompts for tag in prompt.tags))
     found = []
     for tag in tags:
+        if tag == CONVERSATION:
+            continue
         num_values = len({prompt.tags.get(tag) for prompt in prompts})
         if 2 <= num_values <= MAX_VALUES_OF_A_TAG and (num_values < len(prompts) or tag == "split"):
             found.append(tag)
@@ -110,7 +113,7 @@ def _pooled(prompts: Sequence[PromptResult]) -> dict[str, Any]:
     summary = pool(prompts).to_dict()
     ratios = {name for prompt in prompts for name in prompt.ratios}
     names = [name for name in summary["values"] if name in ratios]
-    intervals = {name: interval.to_dict() for name, interval in intervals_of(prompts, names).items()}
+    intervals = {name: interval.to_dict() for name, interval in intervals_of(by_conversation(prompts), names).items()}
     return {
         "values": summary["values"],
         "intervals": intervals,
@@ -132,7 +135,9 @@ def _comparisons(measured: Mapping[str, Sequence[PromptResult]]) -> list[dict[st
             "after": after,
             "statistics": {
                 name: one.to_dict()
-                for name, one in compare(measured[before], measured[after], statistics=COMPARED).items()
+                for name, one in compare(
+                    by_conversation(measured[before]), by_conversation(measured[after]), statistics=COMPARED
+                ).items()
             },
         }
         for before, after in pairs

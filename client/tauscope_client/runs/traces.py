@@ -6,6 +6,7 @@ import numpy as np
 
 from tauscope_client.metrics import Trace
 from tauscope_client.references.record import Reference
+from tauscope_client.runs.conversations import CONVERSATION
 from tauscope_client.runs.draft_files import Drafts, TargetView, read_drafts, read_target
 from tauscope_wire.errors import ErrorCode, InternalError, RequestError
 
@@ -52,10 +53,15 @@ def trace_of(reference: Reference, drafts: Drafts, view: TargetView | None) -> T
             max_response_tokens=limit,
             tail_ids=np.asarray(reference.tail_ids, dtype=np.int32),
             target_argmax=None if view is None else view.argmax_ids,
-            tags={"split": reference.split, **reference.tags},
+            tags={"split": reference.split, **reference.tags, **_conversation(reference)},
         )
     except ValueError as error:
         raise InternalError(
             f"the drafts of {drafts.facts.get('drafter')!r} on {reference.id!r} are broken: {error}",
             ErrorCode.UNEXPECTED_ANSWER,
         ) from error
+
+
+def _conversation(reference: Reference) -> dict[str, str]:
+    """Which conversation a turn is of; nothing for prompts of one turn."""
+    return {CONVERSATION: reference.conversation} if "turn" in reference.tags else {}
