@@ -6,45 +6,38 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import quote
 
-import numpy as np
 from fastapi import FastAPI, Request, Response
 
 from tauscope_drafter.acceptance import acceptance_answer, draft_request_of
 from tauscope_drafter.checkpoint.options import LoadOptions
-from tauscope_drafter.conditions import card_under, conditions_of, context_rows
-from tauscope_drafter.contract import DraftingEngine, DraftJob, DraftResult, Lease, Sampling, StatesArray
+from tauscope_drafter.conditions import card_under, conditions_of
+from tauscope_drafter.contract import DraftingEngine, DraftJob, DraftResult, Sampling
+from tauscope_drafter.draft_answers import draft_answer
+from tauscope_drafter.drafting import run_draft
 from tauscope_drafter.families.names import FAMILIES
-from tauscope_drafter.requests import check_limits, deadline_of, resolve_anchors
-from tauscope_drafter.states import StatesSource, inline_states
+from tauscope_drafter.requests import check_limits
+from tauscope_drafter.states import StatesSource
 from tauscope_serving.access import Admin, DraftCaller, Reader, key_to_forward
 from tauscope_serving.answers import TensorResponse
 from tauscope_serving.bodies import described_body, read_body
 from tauscope_serving.compute import ComputeLoop
 from tauscope_serving.disconnect import until_disconnect
 from tauscope_serving.errors import request_id
-from tauscope_serving.keys import Principal
 from tauscope_serving.metrics import ServiceMetrics
 from tauscope_serving.packing import fair_pack
 from tauscope_serving.service import Access, create_service, note
-from tauscope_wire.body import Body
 from tauscope_wire.errors import ErrorCode, PermissionDeniedError
 from tauscope_wire.messages import (
     AcceptanceAnswer,
     AcceptanceRequest,
-    DraftConditions,
     DrafterCard,
     DrafterList,
     DrafterLoadRequest,
     DrafterServiceInfo,
     DraftRequest,
-    HiddenByHandle,
     Limits,
 )
-from tauscope_wire.tensors import DrafterSummary
-from tauscope_wire.writer import draft_body
 
 DESCRIPTION = (
     "Drafts for many anchors of a sequence at once, from the hidden states of a target model. "
@@ -108,6 +101,7 @@ def create_app(service: DrafterService) -> FastAPI:
         access=service.access,
         lifespan=lifespan,
     )
+    run = partial(run_draft, service.states, limits, loop)
     loading = asyncio.Lock()  # one checkpoint at a time: loading is bound by disk and memory
 
     @app.post(
@@ -123,11 +117,11 @@ def create_app(service: DrafterService) -> FastAPI:
         card = card_under(lease.card, conditions_of(asked.conditions))
         check_limits(asked, card, limits)
         service.access.quotas.charge_tokens(caller, len(asked.token_ids))
-        work = _draft(service, loop, asked, lease, card, caller=caller, key=key_to_forward(request))
+        work = run(asked=asked, lease=lease, card=card, caller=caller, key=key_to_forward(request))
         result, anchors = await until_disconnect(request, work)
         metrics.tokens.labels(caller.name).inc(len(asked.token_ids))
         anchors_drafted.labels(lease.card.name).inc(len(anchors))
-        body = _answer(service, card, anchors, result, conditions_of(asked.conditions))
+        body = draft_answer(engine.numerics(card), card, anchors, result, conditions_of(asked.conditions))
         service.access.quotas.charge_bytes(caller, body.nbytes)
         metrics.answer_bytes.labels(caller.name).inc(body.nbytes)
         note(request, drafter=lease.card.name, anchors=len(anchors), **result.timing_ms)
@@ -146,8 +140,13 @@ def create_app(service: DrafterService) -> FastAPI:
         check_limits(draft, lease.card, limits)
         service.access.quotas.charge_tokens(caller, len(asked.token_ids))
         sampling = Sampling(asked.temperature, asked.top_k, asked.top_p)
-        work = _draft(
-            service, loop, draft, lease, lease.card, caller=caller, key=key_to_forward(request), sampling=sampling
+        work = run(
+            asked=draft,
+            lease=lease,
+            card=lease.card,
+            caller=caller,
+            key=key_to_forward(request),
+            sampling=sampling,
         )
         result, anchors = await until_disconnect(request, work)
         note(request, drafter=lease.card.name, anchors=len(anchors), **result.timing_ms)
@@ -201,115 +200,4 @@ def options_of(asked: DrafterLoadRequest) -> LoadOptions:
         mask_token_id=asked.mask_token_id,
         rope_theta=asked.rope_theta,
         layout=asked.layout,
-    )
-
-
-async def _draft(
-    service: DrafterService,
-    loop: ComputeLoop[DraftJob, DraftResult],
-    asked: DraftRequest,
-    lease: Lease,
-    card: DrafterCard,
-    *,
-    caller: Principal,
-    key: str | None,
-    sampling: Sampling | None = None,
-) -> tuple[DraftResult, "np.ndarray[tuple[int, ...], np.dtype[np.int32]]"]:
-    """Fetch the states where needed, then draft."""
-    anchors = resolve_anchors(asked, service.limits)
-    if not len(anchors):
-        return _nothing(card, asked.top_k), anchors
-    conditions = conditions_of(asked.conditions)
-    # a comparison with the target reads its states at the drafted places too
-    num_rows = len(asked.token_ids) if sampling is not None else context_rows(int(anchors[-1]), conditions)
-    behalf = _Behalf(caller.tag, key)
-    if sampling is not None and isinstance(asked.hidden, HiddenByHandle):
-        fetch = partial(service.states.fetch, key=key, final_norm=True)
-        handle = quote(asked.hidden.handle, safe="")
-        context_key: str | None = None
-        states: StatesArray | None = await asyncio.to_thread(fetch, handle, card, asked.token_ids, num_rows)
-    else:
-        states, context_key = await _states(service, asked, lease, card, num_rows=num_rows, behalf=behalf)
-    job = DraftJob(
-        lease=lease,
-        token_ids=np.asarray(asked.token_ids, dtype=np.int64),
-        anchors=anchors,
-        states=states,
-        context_key=context_key,
-        top_k=asked.top_k,
-        labels=asked.labels,
-        conditions=conditions,
-        sampling=sampling,
-    )
-    try:
-        result = await loop.run(
-            job,
-            cost=len(anchors) * card.block_size,
-            caller=caller.name,
-            deadline_s=deadline_of(asked, service.limits),
-        )
-    finally:
-        job.stop.set()
-    return result, anchors
-
-
-class _Behalf(NamedTuple):
-    """For whom states are read: a context that one key has fetched is not another key's to use."""
-
-    tag: str
-    key: str | None
-
-
-async def _states(
-    service: DrafterService, asked: DraftRequest, lease: Lease, card: DrafterCard, *, num_rows: int, behalf: _Behalf
-) -> tuple[StatesArray | None, str | None]:
-    if not card.taps:
-        return None, None
-    if not isinstance(asked.hidden, HiddenByHandle):
-        return inline_states(asked.hidden, card, num_rows), None
-    handle = asked.hidden.handle
-    # contexts under conditions are never kept
-    context_key = None if conditions_of(asked.conditions) else f"{behalf.tag}/{handle}"
-    if context_key is not None and lease.has_context(context_key, num_rows):
-        return None, context_key
-    fetch = partial(service.states.fetch, key=behalf.key)
-    return await asyncio.to_thread(fetch, quote(handle, safe=""), card, asked.token_ids, num_rows), context_key
-
-
-def _nothing(card: DrafterCard, top_k: int) -> DraftResult:
-    return DraftResult(
-        token_ids=np.zeros((0, card.drafts), np.int32),
-        top_ids=np.zeros((0, card.drafts, top_k), np.int32),
-        top_logprobs=np.zeros((0, card.drafts, top_k), np.float32),
-        warnings=list(card.warnings),
-        timing_ms={},
-    )
-
-
-def _answer(
-    service: DrafterService,
-    card: DrafterCard,
-    anchors: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]",
-    result: DraftResult,
-    conditions: DraftConditions | None,
-) -> Body:
-    summary = DrafterSummary(
-        name=card.name,
-        family=card.family,
-        block_size=card.block_size,
-        layout=card.layout,
-        drafts=card.drafts,
-        taps=card.taps,
-        sha256=card.sha256,
-        warnings=result.warnings,
-        conditions={} if conditions is None else conditions.in_force(),
-    )
-    return draft_body(
-        drafter=summary,
-        numerics=service.engine.numerics(card),
-        anchors=anchors,
-        token_ids=result.token_ids,
-        top_ids=result.top_ids,
-        top_logprobs=result.top_logprobs,
-        timing_ms=result.timing_ms,
     )

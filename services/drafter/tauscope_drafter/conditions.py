@@ -47,7 +47,7 @@ def card_under(card: DrafterCard, conditions: DraftConditions | None) -> Drafter
 
 
 def drafts_of(layout: str, block_size: int) -> int:
-    """Drafts of a block: the anchor's own row drafts only in the anchor-first layout (drafters.md section 6)."""
+    """Drafts of a block: the anchor's own row drafts only in the anchor-first layout."""
     return block_size if layout == "anchor-first" else block_size - 1
 
 

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,22 @@ from torch import Tensor
 
 from tauscope_drafter.arrays import checked, to_torch
 from tauscope_drafter.cards import card_of
-from tauscope_drafter.checkpoint.blocks import UNDECIDED_LAYOUT
-from tauscope_drafter.checkpoint.files import find_files
 from tauscope_drafter.checkpoint.options import LoadOptions
+from tauscope_drafter.confinement import confined
 from tauscope_drafter.context_cache import CachedContext, ContextCache
 from tauscope_drafter.contract import DraftJob, DraftResult, ProbeSource, StatesArray
 from tauscope_drafter.expected import Judge
 from tauscope_drafter.families.family import Drafts, Network
-from tauscope_drafter.layout_probe import ProbeInput, decide, hit_rates, with_layout
+from tauscope_drafter.fingerprint import fingerprint
 from tauscope_drafter.loading import Loaded, Place, estimate_bytes, load
+from tauscope_drafter.measured_layout import with_measured_layout
 from tauscope_drafter.probing import network_under, states_under
 from tauscope_drafter.registry import Registry
 from tauscope_drafter.training_numerics import numerics_warnings
 from tauscope_wire.errors import (
-    CheckpointError,
     DeadlineError,
     ErrorCode,
     InternalError,
-    PermissionDeniedError,
     RequestError,
     TauscopeError,
     UnavailableError,
@@ -122,10 +119,10 @@ class Engine:
     def load(self, name: str, path: Path, options: LoadOptions, *, roots: Sequence[Path] | None) -> DrafterCard:
         """Load a checkpoint under a name; see `contract.DraftingEngine.load`."""
         if roots is not None:
-            path = _confined(path, roots)
+            path = confined(path, roots)
         self._registry.reserve(name, estimate_bytes(path, options, self.place))
         try:
-            loaded = self._with_layout(load(path, options, self.place, name=name))
+            loaded = with_measured_layout(load(path, options, self.place, name=name), self.place, self._probe_source)
             entry = Entry(loaded, card_of(name, loaded), self._cache)
         except BaseException:
             self._registry.release(name)
@@ -133,33 +130,6 @@ class Engine:
         self._registry.put(name, entry)
         log.info("drafter loaded", extra={"fields": {"drafter": name, "evidence": list(loaded.evidence)}})
         return entry.card
-
-    def _with_layout(self, loaded: Loaded) -> Loaded:
-        """The drafter with its layout measured, if its files do not say it."""
-        undecided = loaded.spec.extras.get(UNDECIDED_LAYOUT)
-        if undecided is None:
-            return loaded
-        if self._probe_source is None:
-            raise CheckpointError(
-                f"{loaded.path}: the layout is not recorded ({undecided}); give layout=fill-in or layout=anchor-first, "
-                "or start with --target-url, so that it can be measured",
-                ErrorCode.CHECKPOINT_AMBIGUOUS,
-            )
-        device, dtype = self.place.device, self.place.dtype
-        texts = [
-            ProbeInput(
-                to_torch(text.states.states).to(device, dtype), torch.from_numpy(text.token_ids).to(device), text.start
-            )
-            for text in self._probe_source(loaded.spec.taps)
-        ]
-        rates = hit_rates(loaded.spec, loaded.rebuild, texts)
-        layout, evidence = decide(rates, str(loaded.path))
-        log.info("layout measured", extra={"fields": {"layout": layout, "evidence": evidence}})
-        spec = with_layout(loaded.spec, layout)
-        spec = replace(spec, warnings=(*spec.warnings, f"layout {layout} was measured: {evidence}"))
-        return replace(
-            loaded, spec=spec, network=loaded.rebuild(spec), evidence=(*loaded.evidence, f"layout: {evidence}")
-        )
 
     def unload(self, name: str) -> None:
         """Forget a name; requests in flight finish."""
@@ -275,19 +245,7 @@ class Engine:
 
     def numerics(self, card: DrafterCard | None = None) -> Numerics:
         """Fingerprint of the arithmetic here."""
-        device = self.place.device
-        dtype = str(self.place.dtype).removeprefix("torch.")
-        return Numerics(
-            revision=f"sha256:{card.sha256}" if card is not None else "",
-            compute_dtype=dtype,
-            weights_dtype=dtype,
-            device=device.type,
-            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-            torch=torch.__version__,
-            transformers=_version("transformers"),
-            attention="two-part",
-            weights_mode="resident" if device.type == "cuda" else "cpu",
-        )
+        return fingerprint(self.place, "" if card is None else f"sha256:{card.sha256}")
 
     def target_model(self) -> ModelInfo | None:
         """The target whose weights are shared."""
@@ -298,27 +256,3 @@ class Engine:
 def _joined(rates: Sequence[tuple[Tensor, Tensor]]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     sampled, greedy = (torch.cat(t).cpu().numpy() for t in zip(*rates, strict=True))
     return sampled, greedy
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _confined(path: Path, roots: Sequence[Path]) -> Path:
-    """`path` with links resolved, if it and all its files lie under a root.
-
-    Raises:
-        PermissionDeniedError: they do not.
-    """
-    resolved = path.resolve()
-    homes = [root.resolve() for root in roots]
-    inside = any(resolved.is_relative_to(home) for home in homes)
-    if inside and all(any(f.resolve().is_relative_to(home) for home in homes) for f in find_files(resolved)):
-        return resolved
-    raise PermissionDeniedError(
-        "the path leaves the folders drafters may be loaded from; ask the operator for --root",
-        ErrorCode.PATH_OUTSIDE_ROOTS,
-    )

@@ -31,7 +31,7 @@ class Embedding:
     Args:
         table: [V, H] on any device; rows are gathered where it lies, and only they travel.
         device, dtype: where and in what rows are wanted.
-        scale: factor on every row (drafters.md 2.4).
+        scale: factor on every row.
     """
 
     def __init__(self, table: Tensor, device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> None:
@@ -60,7 +60,7 @@ class Head:
         weight: [dv, H] on any device; if not on `device`, it is streamed there slice by slice.
         device, dtype: where and in what products run.
         target_ids: int64 [dv], ascending target id of each row, or None when the vocabulary is whole.
-        multiplier, softcap: drafters.md 2.4, applied in this order before anything is ranked.
+        multiplier, softcap: applied in this order before anything is ranked.
         chunk_bytes: bound on what the logits of one step may take.
     """
 

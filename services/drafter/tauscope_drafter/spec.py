@@ -37,7 +37,7 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a layer sees (drafters.md 3.6).
+    """What a layer sees (docs/adding-a-drafter.md, Windows).
 
     Attributes:
         size: W of a sliding layer, None for full attention.
@@ -96,7 +96,7 @@ class DrafterSpec:
         target_hidden_size: Ht.
         target_num_layers: N when the files say it.
         backbone: shape of the layers, None for families without weights.
-        embedding_scale, output_multiplier, logit_softcap: drafters.md 2.4.
+        embedding_scale, output_multiplier, logit_softcap: docs/adding-a-drafter.md, Scales.
         extras: numbers of one family (ranks, kernel sizes, switches), under the names its module documents.
         training_numerics: what the files record about the numerics of training, if anything.
         warnings: what the reader of a result must know about how this was read.
@@ -129,5 +129,5 @@ class DrafterSpec:
         return self.backbone
 
     def drafted_rows(self) -> slice:
-        """Rows of the block whose output is a draft (drafters.md 2.5 and 6)."""
+        """Rows of the block whose output is a draft."""
         return slice(1, self.block_size) if self.layout == "fill-in" else slice(0, self.block_size)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tauscope_drafter.checkpoint.facts import TargetFacts
-from tauscope_drafter.checkpoint.files import TensorFile, open_tensors, read_json
+from tauscope_drafter.checkpoint.files import open_tensors, read_json
+from tauscope_drafter.checkpoint.tensor_file import TensorFile
 from tauscope_wire.errors import CheckpointError, ErrorCode
 from tauscope_wire.messages import ModelInfo
 

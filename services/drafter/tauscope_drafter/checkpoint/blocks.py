@@ -64,7 +64,7 @@ def read_block_spec(facts: Facts, family: str, *, extras: Mapping[str, Any]) -> 
 
 
 def read_backbone(facts: Facts) -> tuple[BackboneSpec, tuple[str, ...]]:
-    """Shape of the layers, inferred from tensors and checked against the configuration (7.7 step 6)."""
+    """Shape of the layers, inferred from tensors and checked against the configuration."""
     net = facts.network
     at = "layers.0.self_attn"
     hidden, _ = facts.shape("fc.weight", 2)
@@ -140,7 +140,7 @@ def read_eps(facts: Facts) -> tuple[float, tuple[str, ...]]:
 
 
 def read_taps(facts: Facts) -> tuple[int, ...]:
-    """Canonical layer ids in the order of the columns of `fc` (drafters.md section 5)."""
+    """Canonical layer ids in the order of the columns of `fc`."""
     given = facts.options.canonical_taps()
     zero_based = facts.own.integers("target_layer_ids")
     tuple_ids = facts.own.integers("aux_hidden_state_layer_ids")

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
-# Evidence among canonical tensor names (drafters.md 7.7 step 8), strongest first.
+# Evidence among canonical tensor names, strongest first.
 _FAMILY_TENSORS = (
     ("domino", ("prefix_gru.",)),
     ("dflash2", ("candidate_selector.",)),

@@ -6,16 +6,12 @@ memory; one that wants to run code is refused, always.
 """
 
 import json
-import pickle
-import zipfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-
+from tauscope_drafter.checkpoint.pickles import PickleFiles
+from tauscope_drafter.checkpoint.safetensors_files import SafetensorsFiles
+from tauscope_drafter.checkpoint.tensor_file import TensorFile
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -29,42 +25,6 @@ _NOT_WEIGHTS = (
     "training_state_rank",
     "training_state.rank",
 )
-# Keys under which trainers keep the weights, in the order in which they are tried (drafters.md 7.7).
-STATE_KEYS = (
-    "draft_state_dict",
-    "model_state_dict",
-    "state_dict",
-    "model",
-    "module",
-    "draft_model",
-    "net",
-    "ema",
-)
-_MAX_NESTING = 3
-# A legacy (non-zip) pickle cannot be mapped; larger ones would double in memory without a word.
-_MAX_UNMAPPED_BYTES = 4 << 30
-
-
-class TensorInfo(NamedTuple):
-    """What a file says about a tensor before its data are read."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-
-
-class TensorFile(Protocol):
-    """Tensors of one checkpoint by the names the file uses."""
-
-    paths: tuple[Path, ...]
-
-    def infos(self) -> Mapping[str, TensorInfo]:
-        """All tensors, data unread."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """One tensor on the host; may alias a memory map, so never write to it."""
-        ...
 
 
 def find_files(path: Path) -> tuple[Path, ...]:
@@ -146,137 +106,3 @@ def open_tensors(path: Path) -> TensorFile:
     if kinds == {False}:
         return PickleFiles(files)
     raise CheckpointError(f"{path}: safetensors and pickled shards mixed", ErrorCode.CHECKPOINT_UNSUPPORTED)
-
-
-class SafetensorsFiles:
-    """One safetensors file or the shards of one checkpoint."""
-
-    def __init__(self, paths: tuple[Path, ...]) -> None:
-        self.paths = paths
-        self._where: dict[str, Path] = {}
-        self._infos: dict[str, TensorInfo] = {}
-        for path in paths:
-            with self._open(path) as file:
-                for name in file.keys():  # noqa: SIM118  (a safetensors handle is no mapping)
-                    view = file.get_slice(name)
-                    dtype, shape = view.get_dtype(), tuple(view.get_shape())
-                    size = torch.Size(shape).numel() * max(1, _bits(dtype) // 8)
-                    self._infos[name], self._where[name] = TensorInfo(shape, dtype, size), path
-
-    @staticmethod
-    def _open(path: Path) -> Any:
-        try:
-            return safe_open(str(path), framework="pt")
-        except (SafetensorError, OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: not a valid safetensors file ({error})") from error
-
-    def infos(self) -> Mapping[str, TensorInfo]:
-        """All tensors of all shards."""
-        return self._infos
-
-    def read(self, name: str) -> Tensor:
-        """One tensor."""
-        with self._open(self._where[name]) as file:
-            tensor: Tensor = file.get_tensor(name)
-        return tensor
-
-    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) of one tensor; only these are read."""
-        with self._open(self._where[name]) as file:
-            tensor: Tensor = file.get_slice(name)[start:stop]
-        return tensor
-
-
-class PickleFiles:
-    """Pickled checkpoints, mapped into memory; only tensors and plain containers are ever built."""
-
-    def __init__(self, paths: tuple[Path, ...]) -> None:
-        self.paths = paths
-        self._tensors: dict[str, Tensor] = {}
-        self.state_key = ""
-        for path in paths:
-            found, key = _tensor_dict(_load_pickle(path), path)
-            self._tensors |= found
-            self.state_key = key
-
-    def infos(self) -> Mapping[str, TensorInfo]:
-        """All tensors of the weights' dictionary."""
-        return {
-            name: TensorInfo(tuple(t.shape), str(t.dtype).removeprefix("torch."), t.nbytes)
-            for name, t in self._tensors.items()
-        }
-
-    def read(self, name: str) -> Tensor:
-        """One tensor, still backed by the file."""
-        return self._tensors[name]
-
-
-def _load_pickle(path: Path) -> Any:
-    if not zipfile.is_zipfile(path):
-        return _load_unmapped(path)  # the format of before PyTorch 1.6, or damaged
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path}: the pickle holds more than tensors and plain containers and is refused, as loading it would run "
-            f"code ({_first_line(error)}); save the state dict alone, or as safetensors",
-            ErrorCode.CHECKPOINT_UNSAFE,
-        ) from error
-    except Exception as error:  # the reader raises almost anything on a damaged file
-        raise CheckpointError(f"{path}: not a readable PyTorch file ({_first_line(error)})") from error
-
-
-def _load_unmapped(path: Path) -> Any:
-    size = path.stat().st_size
-    if size > _MAX_UNMAPPED_BYTES:
-        raise CheckpointError(
-            f"{path}: {size} bytes in the old PyTorch format, which cannot be memory-mapped (limit "
-            f"{_MAX_UNMAPPED_BYTES}); save it again with a current torch.save",
-            ErrorCode.CHECKPOINT_UNSUPPORTED,
-        )
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path}: refused, as loading it would run code ({_first_line(error)})", ErrorCode.CHECKPOINT_UNSAFE
-        ) from error
-    except Exception as error:  # the legacy reader raises almost anything on a damaged file
-        raise CheckpointError(f"{path}: not a readable PyTorch file ({_first_line(error)})") from error
-
-
-def _tensor_dict(value: Any, path: Path) -> tuple[dict[str, Tensor], str]:
-    """The dictionary of weights inside what a trainer saved, and the key it was under (7.7 step 2)."""
-    key_path: list[str] = []
-    for _ in range(_MAX_NESTING):
-        if not isinstance(value, Mapping):
-            break
-        if value and all(isinstance(v, Tensor) for v in value.values()):
-            return {str(k): v for k, v in value.items()}, ".".join(key_path)
-        key = next((k for k in STATE_KEYS if isinstance(value.get(k), Mapping)), None)
-        if key is None:
-            break
-        key_path.append(key)
-        value = value[key]
-    if isinstance(value, Mapping):
-        tensors = {str(k): v for k, v in value.items() if isinstance(v, Tensor)}
-        if key_path and tensors:  # a state dict with a stray entry (`_metadata`, a counter) is still one
-            return tensors, ".".join(key_path)
-        keys = ", ".join(map(repr, list(value)[:12]))
-        raise CheckpointError(
-            f"{path}: no dictionary of weights found; looked for {', '.join(STATE_KEYS)}, the file has "
-            f"{keys or 'nothing'}",
-            ErrorCode.CHECKPOINT_UNSUPPORTED,
-        )
-    raise CheckpointError(
-        f"{path}: holds a {type(value).__name__}, not a dictionary of weights", ErrorCode.CHECKPOINT_UNSUPPORTED
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
-
-
-def _bits(dtype: str) -> int:
-    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
-    return int(digits) if digits else 8

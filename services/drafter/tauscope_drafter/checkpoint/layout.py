@@ -1,4 +1,4 @@
-"""1+N or anchor-first: what the files say (drafters.md section 6). Where they do not say, `probe` measures."""
+"""1+N or anchor-first: what the files say. Where they do not, `layout_probe` measures."""
 
 from typing import Literal, NamedTuple
 

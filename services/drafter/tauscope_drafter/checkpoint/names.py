@@ -1,4 +1,4 @@
-"""From the names trainers write to the names of drafters.md 1.3, and what is set aside on the way."""
+"""From the names trainers write to canonical ones (those of z-lab), and what is set aside on the way."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ SET_ASIDE = (
     "d2t",
 )
 
-# Parts that change the function and are not implemented: dropping them would be silent damage (drafters.md 1.3).
+# Parts that change the function and are not implemented: dropping them would be silent damage.
 _REFUSED = (
     (re.compile(r"self_attn\.g_proj\."), "an attention gate (g_proj)"),
     (re.compile(r"aux_hidden_norms\."), "a norm per tap (aux_hidden_norms)"),

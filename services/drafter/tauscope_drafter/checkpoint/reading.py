@@ -8,9 +8,11 @@ from typing import Any, cast
 
 from tauscope_drafter.checkpoint.detect import Verdict, detect
 from tauscope_drafter.checkpoint.facts import Facts, Section, Settings, TargetFacts
-from tauscope_drafter.checkpoint.files import PickleFiles, TensorFile, open_tensors, read_json
+from tauscope_drafter.checkpoint.files import open_tensors, read_json
 from tauscope_drafter.checkpoint.names import Names, Split, normalise
 from tauscope_drafter.checkpoint.options import LoadOptions
+from tauscope_drafter.checkpoint.pickles import PickleFiles
+from tauscope_drafter.checkpoint.tensor_file import TensorFile
 from tauscope_drafter.families import registry
 from tauscope_drafter.families.family import Shapes
 from tauscope_drafter.families.names import WITHOUT_WEIGHTS

@@ -1,6 +1,6 @@
 """The rotary settings of a configuration, in their old and new spellings.
 
-Nothing is defaulted: a wrong theta loads, runs, and silently loses acceptance (drafters.md 3.5).
+Nothing is defaulted: a wrong theta loads, runs, and silently loses acceptance.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Cut draft vocabularies: from `d2t` and `t2d` to the target id of every row of the drafter's head.
 
-`d2t` is an offset, target id = d + d2t[d]; `t2d` marks the target ids that have a row (drafters.md 7.1 and 7.7). Both
+`d2t` is an offset, target id = d + d2t[d]; `t2d` marks the target ids that have a row. Both
 are checked against each other, because a table of the wrong kind drafts random tokens without an error.
 """
 

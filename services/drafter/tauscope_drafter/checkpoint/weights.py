@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tauscope_drafter.checkpoint.files import TensorFile
 from tauscope_drafter.checkpoint.names import Split
 from tauscope_drafter.checkpoint.reading import Description
+from tauscope_drafter.checkpoint.tensor_file import TensorFile
 from tauscope_wire.errors import CheckpointError
 
 _CHECKED = 1 << 22  # elements looked at together

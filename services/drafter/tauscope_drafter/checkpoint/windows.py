@@ -1,4 +1,4 @@
-"""Which layers of a block drafter slide, and whether a block row sees later rows (drafters.md 3.6)."""
+"""Which layers of a block drafter slide, and whether a block row sees later rows."""
 
 from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.checkpoint.options import missing

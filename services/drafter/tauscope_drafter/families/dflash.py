@@ -1,6 +1,6 @@
 """DFlash (z-lab): a few transformer layers fill a block of masks in one pass, reading fused target states.
 
-The network, in the order of drafters.md section 2:
+The network, in the order of the computation:
 
     ctx = hidden_norm(fc([h_tap1; h_tap2; ..]))         once per position; never passed through input_layernorm
     x   = embed([anchor, mask, .., mask])               at positions p..p+B-1
@@ -44,7 +44,7 @@ def read(facts: Facts) -> DrafterSpec:
 
 
 def tensor_shapes(spec: DrafterSpec) -> Shapes:
-    """All tensors of the network (drafters.md 1.3)."""
+    """All tensors of the network."""
     return backbone_shapes(spec)
 
 

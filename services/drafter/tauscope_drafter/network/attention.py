@@ -1,8 +1,8 @@
 """Attention of many anchors over one shared context and each anchor's own block.
 
-All anchors of a batch read the same context keys; anchor p may see context keys 0..p-1 only (drafters.md 3.4), and
-sliding layers fewer. The softmax of a row runs over three disjoint sets of keys, computed apart and merged by their
-log-sum-exp, which is exact:
+All anchors of a batch read the same context keys; anchor p may see context keys 0..p-1 only, and sliding layers fewer
+(docs/adding-a-drafter.md, Context and Windows). The softmax of a row runs over three disjoint sets of keys, computed
+apart and merged by their log-sum-exp, which is exact:
 
     core    context keys visible to every row of the batch: no mask, one fast kernel
     fringe  context keys visible to some rows only (between the first and the last anchor; window edges): dense, masked

@@ -7,7 +7,7 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Plain RMSNorm: float32 inside, cast back, then times the weight.
 
-    Not the `1 + w` kind of Gemma and Qwen3.5, even where the target uses that (drafters.md 1.3).
+    Not the `1 + w` kind of Gemma and Qwen3.5, even where the target uses that.
 
     Args:
         x: [..., H], any floating dtype.
