@@ -74,7 +74,9 @@ def conditioned_drafter(ledger: Ledger, skill: Skill, *, card: dict[str, Any] | 
         level = skill(asked)
         if level < 0:
             return _error(422, "not_supported", f"conditions {sorted(asked)}: not for this drafter")
-        rng = np.random.default_rng([len(ids), *sorted(xxhash.xxh32_intdigest(str(k)) for k in asked.items())])
+        rng = np.random.default_rng(
+            [len(ids), *sorted(xxhash.xxh32_intdigest(repr(item).encode()) for item in asked.items())]
+        )
         drafts = np.zeros((len(anchors), DRAFTS), "<i4")
         for row, anchor in enumerate(anchors):
             right = rng.poisson(level)
