@@ -73,7 +73,7 @@ class JsonLines:
         with self.path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
                 if raw.endswith(b"\n") and raw.strip():
-                    yield number, raw.decode()
+                    yield number, raw.decode().rstrip("\n")
 
     def close(self) -> None:
         """Close the file."""
