@@ -16,7 +16,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy" / "grafana"
 PROMQL = {"sum", "rate", "by", "histogram_quantile", "increase", "le"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def exposed(target_app: Any, drafter_app: Any) -> dict[str, set[str]]:
     """Sample name to its label names, after a little use of both services."""
     found: dict[str, set[str]] = {}

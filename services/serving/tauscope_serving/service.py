@@ -1,8 +1,9 @@
 """The common FastAPI application: health, metrics, request ids, errors, access. Routes are added by each service."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -13,9 +14,18 @@ from tauscope_serving.keys import Keyring
 from tauscope_serving.metrics import ServiceMetrics
 from tauscope_serving.quotas import QuotaMeter
 from tauscope_serving.record import RequestRecord, note
-from tauscope_wire.messages import Health
+from tauscope_wire.messages import ErrorBody, Health
 
 __all__ = ["Access", "create_service", "note"]
+
+ERROR_RESPONSES: Mapping[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in (
+        (422, "The request is wrong"),  # in place of FastAPI's own body for it
+        ("4XX", "The request is refused; `error.code` says why"),
+        ("5XX", "The service cannot answer; `error.code` says why"),
+    )
+}
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -49,7 +59,9 @@ def create_service(
         access: keys and quotas; open by default.
         lifespan: start and stop of what the service owns.
     """
-    app = FastAPI(title=title, version=version, description=description, lifespan=lifespan)
+    app = FastAPI(
+        title=title, version=version, description=description, lifespan=lifespan, responses=dict(ERROR_RESPONSES)
+    )
     app.state.access = access or Access()
     errors.install(app)
     app.add_middleware(RequestRecord, metrics=metrics)
