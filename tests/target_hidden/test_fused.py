@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen

@@ -80,6 +80,7 @@ class Head:
         self._weight = logits.T.contiguous()
         self._block = block
         self.vocab_size = logits.shape[1]
+        self.block_vocab = block
 
     def blocks(self):  # type: ignore[no-untyped-def]
         for start in range(0, self.vocab_size, self._block):
@@ -115,7 +116,7 @@ def test_blocks_of_a_real_head_give_the_summary_of_all_its_logits(start: Start) 
 
 
 def test_a_block_of_logits_stays_within_its_budget() -> None:
-    blocks = list(logits_module.row_blocks(10_000, 248_320))
+    blocks = list(logits_module.row_blocks(10_000, logits_module.BLOCK_VOCAB))
     assert blocks[0][0] == 0
     assert blocks[-1][1] == 10_000
     assert all((stop - start) * logits_module.BLOCK_VOCAB <= logits_module.BLOCK_ELEMENTS for start, stop in blocks)

@@ -26,6 +26,7 @@ class HeadBlocks(Protocol):
     """The output projection, in blocks of the vocabulary."""
 
     vocab_size: int
+    block_vocab: int
 
     def blocks(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:
         """(first id, weight [block, hidden], bias [block] or None), in order of ids, on the compute device."""
@@ -39,6 +40,7 @@ class ResidentHead:
         self._weight: torch.Tensor = head.weight
         self._bias: torch.Tensor | None = getattr(head, "bias", None)
         self.vocab_size = int(self._weight.shape[0])
+        self.block_vocab = min(BLOCK_VOCAB, self.vocab_size)
 
     def blocks(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:
         """Views of the weight."""
@@ -110,9 +112,9 @@ class RowBlock:
     next_logprobs: torch.Tensor
 
 
-def row_blocks(num_rows: int, vocab_size: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows whose logits fit a block."""
-    step = max(1, BLOCK_ELEMENTS // min(vocab_size, BLOCK_VOCAB))
+def row_blocks(num_rows: int, block_vocab: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows whose logits over `block_vocab` columns fit a block."""
+    step = max(1, BLOCK_ELEMENTS // block_vocab)
     for start in range(0, num_rows, step):
         yield start, min(start + step, num_rows)
 

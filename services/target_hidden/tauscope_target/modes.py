@@ -1,8 +1,10 @@
 """Chooses how weights are held (resident, streamed, cpu) and builds the parts of an engine accordingly."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
 
 import torch
 
@@ -94,6 +96,22 @@ def measure(device: torch.device) -> MemoryFacts:
     return MemoryFacts(free, total, CONTEXT_BYTES, available_memory())
 
 
+def process_memory(device: torch.device) -> int | None:
+    """Device memory of this process as the driver reports it; None where it does not (other process ids inside)."""
+    try:
+        pynvml: Any = import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+        found = [p for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid == os.getpid()]
+    except (pynvml.NVMLError, AttributeError):
+        return None
+    return int(found[0].usedGpuMemory) if found and found[0].usedGpuMemory else None
+
+
 def decide(sizes: ModelSizes, request: ModeRequest, memory: MemoryFacts) -> ModeDecision:
     """Choose a mode that fits.
 
@@ -133,10 +151,16 @@ def decide(sizes: ModelSizes, request: ModeRequest, memory: MemoryFacts) -> Mode
 
 
 def apply_cap(request: ModeRequest, memory: MemoryFacts, device: torch.device) -> None:
-    """Make torch's allocator refuse what would exceed the cap: a pass that asks for too much fails, the cap holds."""
+    """Make torch's allocator refuse what would exceed the cap: a pass that asks for too much fails, the cap holds.
+
+    Called before anything is loaded, with an assumption about the context; and again after the warm-up, when kernels
+    and libraries are in it, with what the driver reports.
+    """
     if memory.gpu_free is None or request.gpu_memory is None:
         return
-    allowed = max(0, request.gpu_memory - memory.context)
+    used = process_memory(device)
+    context = memory.context if used is None else max(used - torch.cuda.memory_reserved(device), 0)
+    allowed = max(0, request.gpu_memory - context)
     torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / memory.gpu_total), device)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tauscope_target import arithmetic, guard
@@ -12,7 +13,7 @@ from tauscope_target.checkpoint import CheckpointFolder, open_checkpoint
 from tauscope_target.duty import Duty
 from tauscope_target.engine import EngineParts, TorchEngine
 from tauscope_target.fused import apply_options
-from tauscope_target.jobs import TargetFacts
+from tauscope_target.jobs import HiddenJob, TargetFacts
 from tauscope_target.kernels import KernelWatch, Observation, observing, pin_configurations, ran_configurations
 from tauscope_target.loading import LoadingPlan, Progress, checkpoint_dtype, load, read_config
 from tauscope_target.modes import ModeDecision, ModeRequest, apply_cap, build, decide, default_duty, measure
@@ -99,7 +100,11 @@ def start_engine(
     apply_cap(settings.mode, memory, device)
     duty = Duty(settings.mode.max_duty or default_duty(memory), device=device)
     parts = build(lambda chosen: load(folder, chosen, progress=progress), decision, plan=plan, duty=duty)
-    return prove(parts, folder=folder, settings=settings, decision=decision, dtype=dtype, say=say)
+    engine = prove(parts, folder=folder, settings=settings, decision=decision, dtype=dtype, say=say)
+    if device.type == "cuda":
+        apply_cap(settings.mode, memory, device)
+        _fill_a_pass(engine)
+    return engine
 
 
 def prove(
@@ -177,6 +182,18 @@ def _warm_up(engine: TorchEngine, tests: SelfTestPlan) -> None:
     for outcome in engine.execute([replace(job, layers=(job.layers[-1],)) for job in jobs_for(engine, tests)]):
         if isinstance(outcome, BaseException):
             raise outcome
+
+
+def _fill_a_pass(engine: TorchEngine) -> None:
+    """Run the largest pass once: memory that will not suffice is found now, and its kernels are compiled."""
+    facts = engine.facts
+    random = np.random.default_rng(0)
+    for length in (facts.pass_tokens, facts.pass_tokens // 8):  # one long prompt, and a full batch of shorter ones
+        ids = random.integers(0, facts.model.vocab_size, max(1, length), dtype=np.int32)
+        job = HiddenJob(ids, (facts.deepest_layer,), False, len(ids) - 1, len(ids))
+        for outcome in engine.execute([job] * max(1, facts.pass_tokens // len(ids))):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
 
 def _refuse_wrong_rows(results: list[SelfTest]) -> None:

@@ -157,6 +157,7 @@ class StreamedHead:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, device: torch.device) -> None:
         self.vocab_size = int(weight.shape[0])
+        self.block_vocab = min(HEAD_ROWS, self.vocab_size)
         self._weight = weight
         self._bias = None if bias is None else bias.to(device)
         self._device = device
