@@ -14,7 +14,9 @@ from tauscope_wire.messages import DraftConditions, DrafterCard, TargetInfo
 
 __all__ = ["DECLARED", "NOISE_LEVELS", "Condition", "Group", "Plan", "plan_conditions"]
 
-Group = Literal["declared", "taps", "context", "layout", "block", "rope", "window", "norm", "order", "tap", "noise"]
+Group = Literal[
+    "declared", "taps", "context", "layout", "block", "rope", "window", "causal", "norm", "order", "tap", "noise"
+]
 
 NOISE_LEVELS = (0.013, 0.03, 0.085, 0.2, 0.5)
 """Relative noise on the states; the first and the third bracket what another kernel does to them (`dependence`)."""
@@ -178,7 +180,7 @@ class _Planner:
             text = "sees only earlier rows" if causal else "sees the whole block"
             yield Condition(
                 "block causal" if causal else "block bidirectional",
-                "window",
+                "causal",
                 DraftConditions(causal=causal),
                 is_suspect=True,
                 meaning=f"a row of the block {text} in training, unlike what is declared",

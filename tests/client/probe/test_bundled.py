@@ -1,0 +1,133 @@
+"""The probe on the bundled models, over both services as their own programs: planted faults are found, none invented.
+
+A fault is planted in the configuration: the weights stay those of the healthy drafter, and what the folder declares
+about them becomes wrong.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import demo
+from tauscope_client.addresses import Addresses
+from tauscope_client.probe.probing import Probe, ProbeSettings, probe
+from tauscope_client.probe.texts import cut
+from tauscope_client.progress import SilentProgress
+from tauscope_client.references.stored import read_references
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+RESPONSE_TOKENS = 40
+"""Of each of the ten texts: enough for every fault below, and a few minutes a drafter on two busy cores."""
+
+Config = dict[str, Any]
+SLIDING = {"layer_types": ["sliding_attention"] * 3, "sliding_window": 16, "use_sliding_window": True}
+
+
+def _taps(shift: int) -> Callable[[Config], Config]:
+    def changed(config: Config) -> Config:
+        own = config["dflash_config"]
+        return {"dflash_config": own | {"target_layer_ids": [tap + shift for tap in own["target_layer_ids"]]}}
+
+    return changed
+
+
+class Fault(NamedTuple):
+    """A change of the configuration, and the condition that must win."""
+
+    change: Callable[[Config], Config]
+    wins: str
+
+
+FAULTS = {
+    "taps-one-too-high": Fault(_taps(1), "taps -1"),
+    "taps-one-too-low": Fault(_taps(-1), "taps +1"),
+    "theta-default": Fault(lambda _: {"rope_theta": 1e4}, "theta 1e+06"),
+    "theta-too-large": Fault(lambda _: {"rope_theta": 1e7}, "theta 1e+06"),
+    "anchor-first": Fault(lambda _: {"sample_from_anchor": True}, "layout fill-in"),
+    "window": Fault(lambda _: SLIDING | {"is_causal": False}, "window full"),
+    "causal": Fault(lambda _: {"is_causal": True}, "block bidirectional"),
+    "block-too-large": Fault(lambda _: {"block_size": 32}, "block 16"),
+}
+TRAINED = {"drafter-leak": "context +1", "drafter-shifted": "taps +1", "drafter-theta": "theta 10000"}
+"""Drafters that were trained with a fault, where they are bundled."""
+
+BUNDLED = [name for name in TRAINED if (demo.MODELS / name).exists()]
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    folder = tmp_path_factory.mktemp("planted")
+    drafters = {"trained": demo.MODELS / "drafter-a", "early": demo.MODELS / "drafter-b" / "checkpoint.pt"}
+    for name, fault in FAULTS.items():
+        drafters[name] = folder / name
+        shutil.copytree(demo.MODELS / "drafter-a", drafters[name])
+        path = drafters[name] / "config.json"
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps(config | fault.change(config)))
+    for path in sorted(demo.MODELS.glob("drafter-*")):
+        if path.name not in {"drafter-a", "drafter-b"} and (path.name in TRAINED or path.name == "drafter-small"):
+            drafters[path.name] = path
+    target_port, drafter_port = demo.free_port(), demo.free_port()
+    addresses = Addresses(f"http://127.0.0.1:{target_port}", f"http://127.0.0.1:{drafter_port}", None)
+    target = ["--model", str(demo.MODELS / "target"), "--port", str(target_port)]
+    target += ["--device", "cpu", "--allow-reference-kernels"]
+    drafter = ["--target-url", addresses.target_url, "--target-model", str(demo.MODELS / "target")]
+    drafter += ["--port", str(drafter_port), "--device", "cpu"]
+    for name, path in drafters.items():
+        drafter += ["--drafter", f"{name}={path}"]
+    with ExitStack() as stack:
+        for name, arguments, url in (
+            ("tauscope-target", target, addresses.target_url),
+            ("tauscope-drafter", drafter, addresses.drafter_url),
+        ):
+            stack.enter_context(demo.service(name, arguments, url=url, log_path=folder / f"{name}.log"))
+        yield addresses
+
+
+def run(services: Addresses, drafter: str, out: Path) -> Probe:
+    references = [cut(one, RESPONSE_TOKENS) for one in read_references(demo.DEMO / "references.jsonl")]
+    with services.open_both() as (target_client, drafter_client):
+        return probe(
+            ProbeSettings(drafter=drafter, passed={}),
+            references,
+            out,
+            target=target_client,
+            drafter=drafter_client,
+            progress=SilentProgress(),
+        )
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_planted_in_the_configuration_is_found(services: Addresses, tmp_path: Path, name: str) -> None:
+    verdict = run(services, name, tmp_path).verdict
+    assert verdict.kind == "found", verdict.headline
+    assert verdict.findings[0].condition.name == FAULTS[name].wins
+
+
+@pytest.mark.parametrize("name", ["trained", "early"])
+def test_a_healthy_drafter_gets_no_alarm(services: Addresses, tmp_path: Path, name: str) -> None:
+    found = run(services, name, tmp_path)
+    assert found.verdict.kind != "found", found.verdict.headline
+    declared = found.effects[0].declared
+    assert all(effect.accepted <= declared + found.verdict.floor for effect in found.effects)
+    assert found.content["dependence"]["worth"] > 1  # it does live on the states
+
+
+@pytest.mark.skipif(not BUNDLED, reason="no drafter that was trained with a fault is bundled")
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_fault_of_training_is_found(services: Addresses, tmp_path: Path, name: str) -> None:
+    verdict = run(services, name, tmp_path).verdict
+    assert verdict.kind == "found", verdict.headline
+    assert verdict.findings[0].condition.name == TRAINED[name]
+
+
+@pytest.mark.skipif(not (demo.MODELS / "drafter-small").exists(), reason="no healthy drafter of that size is bundled")
+def test_a_healthy_drafter_of_the_size_of_the_planted_ones_gets_no_alarm(services: Addresses, tmp_path: Path) -> None:
+    verdict = run(services, "drafter-small", tmp_path).verdict
+    assert verdict.kind != "found", verdict.headline
