@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,32 @@ def test_differences_to_the_training_numerics_are_warnings_in_the_answer(
     assert any("linear_attention" in w and "'fla'" in w and "'torch-reference'" in w for w in warnings)
     assert any("reference kernels" in w for w in warnings)
     assert not any("compute_dtype" in w for w in warnings)
+
+
+def test_a_request_that_waits_for_its_states_survives_an_unload(
+    service: Connection, root: Path, target: drafters.StatesServer
+) -> None:
+    service.post_json("/drafters", DrafterLoadRequest(name="leaving", path=str(root / "other")), DrafterCard)
+    target.gate.clear()
+    target.entered.clear()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            waiting = pool.submit(draft, service, drafter="leaving", hidden=HiddenByHandle(handle="slow"))
+            assert target.entered.wait(drafters.GATE_TIMEOUT_S)
+            service.delete("/drafters/leaving")
+        finally:
+            target.gate.set()
+        assert waiting.result(drafters.GATE_TIMEOUT_S).drafter.name == "leaving"
+
+
+def test_many_drafters_and_callers_at_once_get_their_own_rows(service: Connection, root: Path) -> None:
+    service.post_json("/drafters", DrafterLoadRequest(name="twin", path=str(root / "other")), DrafterCard)
+    try:
+        alone = {name: draft(service, drafter=name) for name in ("good", "twin")}
+        with ThreadPoolExecutor(8) as pool:
+            asked = [("good", "twin")[i % 2] for i in range(24)]
+            answers = list(pool.map(lambda name: draft(service, drafter=name, anchors=[START + 2]), asked))
+        for name, answer in zip(asked, answers, strict=True):
+            assert np.array_equal(answer.top_ids[0], alone[name].top_ids[2])
+    finally:
+        service.delete("/drafters/twin")

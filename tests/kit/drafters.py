@@ -1,6 +1,8 @@
 """Tiny seeded drafters: weights by canonical name, configurations, and the folders trainers would write of them."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,6 +162,16 @@ MODEL = ModelInfo(
 )
 
 
+GATE_TIMEOUT_S = 60.0
+"""A bound, not a wait: tests open the gate."""
+
+
+def _open_gate() -> threading.Event:
+    gate = threading.Event()
+    gate.set()
+    return gate
+
+
 @dataclass
 class StatesServer:
     """A target service without a model: `/info` and handles whose planes are given arrays.
@@ -170,6 +182,9 @@ class StatesServer:
         served: handles served so far, in order.
         numerics: fingerprint it claims.
         model: what it says about its model.
+        gone: handles that answer 410.
+        entered: set when a handle is asked for.
+        gate: handles are answered only while it is set.
     """
 
     states: Mapping[int | str, Tensor]
@@ -178,6 +193,8 @@ class StatesServer:
     numerics: Numerics = NUMERICS
     model: ModelInfo = MODEL
     gone: set[str] = field(default_factory=set)
+    entered: threading.Event = field(default_factory=threading.Event)
+    gate: threading.Event = field(default_factory=_open_gate)
 
     def app(self) -> FastAPI:
         """The application, to be run with `kit.serve.running`."""
@@ -204,6 +221,8 @@ class StatesServer:
 
         @app.get("/hidden_states/{handle}")
         async def hidden(handle: str, planes: str, start: int, stop: int) -> Response:
+            self.entered.set()
+            await asyncio.to_thread(self.gate.wait, GATE_TIMEOUT_S)
             if handle in self.gone:
                 raise GoneError(f"handle {handle} is gone")
             self.served.append(handle)

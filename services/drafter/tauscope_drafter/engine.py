@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tauscope_drafter.contract import DraftJob, DraftResult, ProbeSource, States
 from tauscope_drafter.expected import Judge
 from tauscope_drafter.families.family import Drafts, Network
 from tauscope_drafter.fingerprint import fingerprint
+from tauscope_drafter.leases import EngineLease, Entry
 from tauscope_drafter.loading import Loaded, Place, estimate_bytes, load
 from tauscope_drafter.measured_layout import with_measured_layout
 from tauscope_drafter.probing import network_under, states_under
@@ -30,6 +31,7 @@ from tauscope_wire.errors import (
     DeadlineError,
     ErrorCode,
     InternalError,
+    MismatchError,
     RequestError,
     TauscopeError,
     UnavailableError,
@@ -44,38 +46,6 @@ BATCH_BYTES = {"cpu": 16 << 20, "cuda": 512 << 20}
 MAX_BATCH_ANCHORS = {"cpu": 32, "cuda": 128}
 
 
-@dataclass(eq=False)
-class Entry:
-    """A loaded drafter with its card, and the cache that may hold contexts of it."""
-
-    loaded: Loaded
-    card: DrafterCard
-    cache: ContextCache
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the registry counts."""
-        return self.loaded.memory_bytes
-
-
-@dataclass(eq=False)
-class EngineLease:
-    """One request's hold on a drafter, and on a fused context if there was one."""
-
-    entry: Entry
-    pinned: CachedContext | None = None
-
-    @property
-    def card(self) -> DrafterCard:
-        """Description of the drafter."""
-        return self.entry.card
-
-    def has_context(self, key: str, num_rows: int) -> bool:
-        """Whether the context is at hand; keeps it until the lease is dropped."""
-        self.pinned = self.entry.cache.get(self.entry, key, num_rows)
-        return self.pinned is not None
-
-
 class Engine:
     """See `contract.DraftingEngine`.
 
@@ -85,6 +55,7 @@ class Engine:
         context_bytes: bound on the fused contexts kept.
         batch_bytes: bound on the activations of one batch of anchors.
         max_batch_anchors: bound on the anchors of one batch.
+        strict_numerics: refuse states whose numerics are not those of a drafter's training, not just warn.
         probe_source: where texts of the target come from when a layout has to be measured; None forbids it.
     """
 
@@ -96,12 +67,14 @@ class Engine:
         context_bytes: int = 256 << 20,
         batch_bytes: int | None = None,
         max_batch_anchors: int | None = None,
+        strict_numerics: bool = False,
         probe_source: ProbeSource | None = None,
     ) -> None:
         self.place = place
         self._registry: Registry[Entry] = Registry(drafter_bytes)
         self._cache = ContextCache(context_bytes)
         self._probe_source = probe_source
+        self._strict_numerics = strict_numerics
         kind = place.device.type
         self._batch_bytes = batch_bytes or BATCH_BYTES.get(kind, BATCH_BYTES["cpu"])
         self._max_batch_anchors = max_batch_anchors or MAX_BATCH_ANCHORS.get(kind, MAX_BATCH_ANCHORS["cpu"])
@@ -230,8 +203,15 @@ class Engine:
             if job.conditions is not None:
                 taps = tuple(job.conditions.taps or spec.taps)
                 states = states_under(states, job.conditions, taps=taps, place=self.place)
+        warnings = [] if job.states is None else numerics_warnings(spec.training_numerics, job.states.numerics)
+        if warnings and self._strict_numerics:
+            raise MismatchError(
+                f"drafter {entry.card.name}: {'; '.join(warnings)}; serve the target as in training, or start this "
+                "service without --strict-numerics",
+                ErrorCode.NUMERICS_MISMATCH,
+                details={"warnings": warnings},
+            )
         context = network.fuse(states, token_ids)
-        warnings = () if job.states is None else numerics_warnings(spec.training_numerics, job.states.numerics)
         cached = CachedContext(context, states.shape[1], context.nbytes, tuple(warnings))
         if job.context_key is not None:
             self._cache.put(entry, job.context_key, cached)

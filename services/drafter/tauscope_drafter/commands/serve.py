@@ -62,6 +62,12 @@ def serve_command(
     head_on_host: Annotated[
         bool, typer.Option("--head-on-host", help="Keep the head in host memory and stream it to the GPU.")
     ] = False,
+    strict_numerics: Annotated[
+        bool,
+        typer.Option(
+            "--strict-numerics", help="Refuse states unlike those a drafter was trained on, instead of warning."
+        ),
+    ] = False,
     root: Annotated[
         list[Path] | None,
         typer.Option(help="Folder that POST /drafters may load from, repeatable. Without one it loads nothing."),
@@ -138,6 +144,7 @@ def serve_command(
         states = StatesSource(_connection(target_url, os.environ))
         engine = Engine(
             place,
+            strict_numerics=strict_numerics,
             probe_source=None if target_url is None else states.probe_texts,
             drafter_bytes=_bytes(drafter_memory, None if placed is None else placed.drafter_bytes),
             context_bytes=parse_bytes(context_memory),

@@ -1,0 +1,39 @@
+"""A request's hold on a loaded drafter: it lasts whatever happens to the drafter's name."""
+
+from dataclasses import dataclass
+
+from tauscope_drafter.context_cache import CachedContext, ContextCache
+from tauscope_drafter.loading import Loaded
+from tauscope_wire.messages import DrafterCard
+
+
+@dataclass(eq=False)
+class Entry:
+    """A loaded drafter with its card, and the cache that may hold contexts of it."""
+
+    loaded: Loaded
+    card: DrafterCard
+    cache: ContextCache
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the registry counts."""
+        return self.loaded.memory_bytes
+
+
+@dataclass(eq=False)
+class EngineLease:
+    """One request's hold on a drafter, and on a fused context if there was one."""
+
+    entry: Entry
+    pinned: CachedContext | None = None
+
+    @property
+    def card(self) -> DrafterCard:
+        """Description of the drafter."""
+        return self.entry.card
+
+    def has_context(self, key: str, num_rows: int) -> bool:
+        """Whether the context is at hand; keeps it until the lease is dropped."""
+        self.pinned = self.entry.cache.get(self.entry, key, num_rows)
+        return self.pinned is not None
