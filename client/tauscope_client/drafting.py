@@ -48,12 +48,14 @@ class DraftPlan:
         top_k: candidates kept of each draft row.
         dtype: element type of the hidden states between the services.
         with_logits: also ask for the target's own choice at every position.
+        deadline_s: how long one request may take, None for the service's own bound.
         max_anchors: anchors a draft request may hold; more are asked in several requests. 0 means any number.
     """
 
     top_k: int
     dtype: WireDtype
     with_logits: bool
+    deadline_s: float | None = None
     max_anchors: int = 0
 
 
@@ -76,7 +78,13 @@ class Draftsman:
 
     def _hidden(self, reference: Reference, taps: list[int]) -> HiddenReceipt:
         logits = LogitsRequest(top_k=TARGET_TOP_K, next_token=True) if self._plan.with_logits else None
-        request = HiddenRequest(token_ids=reference.token_ids(), layers=taps, dtype=self._plan.dtype, logits=logits)
+        request = HiddenRequest(
+            token_ids=reference.token_ids(),
+            layers=taps,
+            dtype=self._plan.dtype,
+            logits=logits,
+            deadline_s=self._plan.deadline_s,
+        )
         return self._retries.run(lambda: self._target.hidden_handle(request))
 
     def _draft(self, reference: Reference, card: DrafterCard, receipt: HiddenReceipt) -> Drafts:
@@ -148,6 +156,7 @@ class Draftsman:
             # A head that reads its own drafts gets the labels instead: up to the first miss they are the same, and only
             # so do its lower-ranked candidates mean what a top-k walk takes them for.
             labels=card.layout == "sequential",
+            deadline_s=self._plan.deadline_s,
         )
         return self._retries.run(lambda: self._drafter.draft(request))
 

@@ -52,6 +52,7 @@ class EvalSettings:
         concurrency: texts in flight at the two services, which pack what arrives together.
         tree_budgets: DDTree budgets to walk with; rows that are too narrow to decide one are asked for again.
         num_repeats: references to ask for again, to see whether the server repeats itself.
+        deadline_s: how long one request to a service may take, None for the service's own bound.
         passed: what the user said, for the manifest; no keys in it.
     """
 
@@ -62,6 +63,7 @@ class EvalSettings:
     concurrency: int = 2
     tree_budgets: tuple[int, ...] = STORED_BUDGETS
     num_repeats: int = 0
+    deadline_s: float | None = None
     passed: Mapping[str, Any]
 
     def in_force(self) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def evaluate(
     info, service = target.info(), drafter.info()
     cards = [drafter.card(name) for name in settings.drafters]
     check_pair(info, service, cards)
-    warnings = pair_warnings(info, cards)
+    warnings = pair_warnings(info, cards, template_kwargs=settings.references.template_kwargs)
     manifest = manifest_of(
         settings.passed,
         settings.in_force(),
@@ -151,6 +153,7 @@ def evaluate(
             top_k=settings.top_k,
             dtype=settings.dtype,
             with_logits=can_give_logits(info),
+            deadline_s=settings.deadline_s,
             max_anchors=service.limits.max_anchors,
         )
         draftsman = Draftsman(target, drafter, plan, retries=retries)

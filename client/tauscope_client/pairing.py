@@ -1,6 +1,7 @@
 """Whether drafters, a target service and a drafter service belong together, found out before any work is done."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tauscope_wire.errors import ErrorCode, MismatchError
 from tauscope_wire.layers import EMBEDDING
@@ -55,8 +56,16 @@ def pair_problems(target: TargetInfo, service: DrafterServiceInfo, cards: Sequen
     return problems
 
 
-def pair_warnings(target: TargetInfo, cards: Sequence[DrafterCard]) -> list[str]:
-    """What a reader of the numbers must know about how they were computed."""
+def pair_warnings(
+    target: TargetInfo, cards: Sequence[DrafterCard], *, template_kwargs: Mapping[str, Any] | None = None
+) -> list[str]:
+    """What a reader of the numbers must know about how they were computed.
+
+    Args:
+        target: the target service.
+        cards: the drafters.
+        template_kwargs: chat template options of the prompts (thinking on or off), None when there are no prompts yet.
+    """
     warnings: list[str] = []
     if target.numerics.reference_kernels:
         warnings.append(
@@ -66,6 +75,13 @@ def pair_warnings(target: TargetInfo, cards: Sequence[DrafterCard]) -> list[str]
     failed = [test for test in target.self_tests if test.status == "failed"]
     warnings += [f"self-test {test.name!r} of the target service failed: {test.detail}" for test in failed]
     warnings += [f"drafter {card.name!r}: {warning}" for card in cards for warning in card.warnings]
+    for card in cards:
+        trained = (card.training_numerics or {}).get("template_kwargs")
+        if trained is not None and template_kwargs is not None and dict(trained) != dict(template_kwargs):
+            warnings.append(
+                f"drafter {card.name!r} was trained on prompts rendered with {dict(trained)}, these are rendered with "
+                f"{dict(template_kwargs)}: a thinking mode unlike the training's halves acceptance (--template-kwargs)"
+            )
     if not can_give_logits(target):
         warnings.append("the target service does not hold its head: agreement cannot be computed")
     return warnings

@@ -355,3 +355,11 @@ def test_a_run_with_all_references_goes_on_without_the_reference_server(services
     again = run(services, prompts_path, tmp_path / "run", settings, source=SglangSource(http, None))
     http.close()
     assert again.results == first.results
+
+
+def test_a_thinking_mode_unlike_the_training_is_warned_of(prompts_path, tmp_path):
+    with table_services(drafter={"training": {"template_kwargs": {"enable_thinking": False}}}) as both:
+        thinking = run(both, prompts_path, tmp_path / "on", eval_settings(template_kwargs={"enable_thinking": True}))
+        plain = run(both, prompts_path, tmp_path / "off", eval_settings(template_kwargs={"enable_thinking": False}))
+    assert any("unlike the training's" in warning for warning in thinking.results["warnings"])
+    assert not any("unlike the training's" in warning for warning in plain.results["warnings"])

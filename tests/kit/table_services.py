@@ -236,6 +236,7 @@ def drafter_app(
     hidden_size: int = HIDDEN,
     target_url: str = "http://target",
     other_target: bool = False,
+    training: dict[str, Any] | None = None,
 ) -> FastAPI:
     """The drafter service: each drafter is right where `right_draft` says so, and else has the label second.
 
@@ -260,6 +261,7 @@ def drafter_app(
             "path": "/models/x",
             "num_parameters": 1,
             "memory_bytes": 1,
+            "training_numerics": training,
         }
 
     @app.get("/info")

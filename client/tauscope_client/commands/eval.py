@@ -11,6 +11,7 @@ from tauscope_client.addresses import Addresses
 from tauscope_client.commands.options import (
     DRAFTER_DEFAULT,
     TARGET_DEFAULT,
+    DeadlineS,
     DrafterUrl,
     Key,
     TargetUrl,
@@ -101,6 +102,7 @@ def evaluate_command(
         str | None,
         typer.Option(envvar="TAUSCOPE_REFERENCE_KEY", help="API key of the reference server.", show_default=False),
     ] = None,
+    deadline_s: DeadlineS = None,
     target: TargetUrl = TARGET_DEFAULT,
     drafter_url: DrafterUrl = DRAFTER_DEFAULT,
     key: Key = None,
@@ -113,7 +115,7 @@ def evaluate_command(
     console = stdout_console()
     with Addresses(target, drafter_url, key).open_both() as (target_client, drafter_client):
         target_client.info()  # a wrong address is told before a reference server is asked anything
-        with choice.open(target_client) as source, TerminalProgress() as progress:
+        with choice.open(target_client, deadline_s=deadline_s) as source, TerminalProgress() as progress:
             limit = max_new_tokens
             if limit is None:
                 limit = source.max_new_tokens() if isinstance(source, StoredSource) else DEFAULT_MAX_NEW_TOKENS
@@ -130,6 +132,7 @@ def evaluate_command(
                 dtype=dtype.value,
                 concurrency=concurrency,
                 tree_budgets=budgets,
+                deadline_s=deadline_s,
                 num_repeats=repeats_of(source, check_references),
                 passed={
                     "prompts": str(prompts),

@@ -8,7 +8,7 @@ import typer
 from tauscope_client.addresses import DEFAULT_DRAFTER_URL, DEFAULT_TARGET_URL
 from tauscope_wire.errors import RequestError
 
-__all__ = ["DrafterUrl", "Key", "TargetUrl", "TemplateKwargs", "parse_template_kwargs"]
+__all__ = ["DeadlineS", "DrafterUrl", "Key", "TargetUrl", "TemplateKwargs", "parse_template_kwargs"]
 
 TargetUrl = Annotated[
     str,
@@ -30,6 +30,16 @@ Key = Annotated[
 TemplateKwargs = Annotated[
     str,
     typer.Option("--template-kwargs", help="Chat template options as JSON, e.g. '{\"enable_thinking\": false}'."),
+]
+
+DeadlineS = Annotated[
+    float | None,
+    typer.Option(
+        "--deadline-s",
+        min=1.0,
+        help="Seconds one request to a service may take, e.g. for a large model on a CPU. [default: the service's]",
+        show_default=False,
+    ),
 ]
 
 TARGET_DEFAULT = DEFAULT_TARGET_URL

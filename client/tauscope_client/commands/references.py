@@ -7,7 +7,14 @@ import typer
 
 from tauscope_client.addresses import DEFAULT_DRAFTER_URL, Addresses
 from tauscope_client.commands.eval import DEFAULT_MAX_NEW_TOKENS, DEFAULT_TAIL_TOKENS, repeats_of
-from tauscope_client.commands.options import TARGET_DEFAULT, Key, TargetUrl, TemplateKwargs, parse_template_kwargs
+from tauscope_client.commands.options import (
+    TARGET_DEFAULT,
+    DeadlineS,
+    Key,
+    TargetUrl,
+    TemplateKwargs,
+    parse_template_kwargs,
+)
 from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode
 from tauscope_client.freezing import freeze
 from tauscope_client.prompts import load_prompts
@@ -39,6 +46,7 @@ def references_command(
     reference_key: Annotated[
         str | None, typer.Option(envvar="TAUSCOPE_REFERENCE_KEY", help="API key of the reference server.")
     ] = None,
+    deadline_s: DeadlineS = None,
     target: TargetUrl = TARGET_DEFAULT,
     key: Key = None,
 ) -> None:
@@ -54,7 +62,7 @@ def references_command(
     )
     with Addresses(target, DEFAULT_DRAFTER_URL, key).open_target() as client:
         client.info()
-        with choice.open(client) as source, TerminalProgress() as progress:
+        with choice.open(client, deadline_s=deadline_s) as source, TerminalProgress() as progress:
             frozen = freeze(
                 file,
                 plan,

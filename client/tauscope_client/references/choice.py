@@ -36,14 +36,21 @@ class ReferenceChoice:
     key: str | None = None
 
     @contextmanager
-    def open(self, target: TargetClient, *, retries: Retries | None = None) -> Iterator[ReferenceSource]:
+    def open(
+        self, target: TargetClient, *, retries: Retries | None = None, deadline_s: float | None = None
+    ) -> Iterator[ReferenceSource]:
         """The source, ready to be asked.
+
+        Args:
+            target: turns text into ids and back, or is the source itself.
+            retries: how to try again.
+            deadline_s: how long one answer of the target service may take, None for its own bound.
 
         Raises:
             RequestError: an address or a file that cannot be used.
         """
         if self.kind == "target":
-            yield EmbeddedSource(target, retries=retries)
+            yield EmbeddedSource(target, retries=retries, deadline_s=deadline_s)
         elif self.kind == "file":
             yield StoredSource(Path(self.value))
         else:

@@ -15,9 +15,12 @@ class EmbeddedSource:
 
     name = "target"
 
-    def __init__(self, target: TargetClient, *, retries: Retries | None = None) -> None:
-        """Ask `target`, again while it is full or restarting."""
+    def __init__(
+        self, target: TargetClient, *, retries: Retries | None = None, deadline_s: float | None = None
+    ) -> None:
+        """Ask `target`, again while it is full or restarting; an answer may take `deadline_s`."""
         self._target = target
+        self._deadline_s = deadline_s
         self._retries = retries if retries is not None else Retries()
 
     def facts(self) -> dict[str, Any]:
@@ -40,6 +43,7 @@ class EmbeddedSource:
             temperature=0.0,
             stop_token_ids=list(turn.stop_token_ids),
             tail_tokens=turn.tail_tokens,
+            deadline_s=self._deadline_s,
         )
         answer = self._retries.run(lambda: self._target.generate(request))
         return Completion(
