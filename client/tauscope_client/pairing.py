@@ -9,6 +9,8 @@ from tauscope_wire.messages import DrafterCard, DrafterServiceInfo, TargetInfo
 
 __all__ = ["can_give_logits", "check_pair", "pair_problems", "pair_warnings"]
 
+_IDENTITY = ("config_sha256", "revision", "num_layers", "hidden_size", "vocab_size")
+
 
 def check_pair(target: TargetInfo, service: DrafterServiceInfo, cards: Sequence[DrafterCard]) -> None:
     """Refuse a pair that cannot give a meaningful number.
@@ -26,11 +28,15 @@ def pair_problems(target: TargetInfo, service: DrafterServiceInfo, cards: Sequen
     model = target.model
     problems: list[str] = []
     other = service.target_model
-    if other is not None and (other.config_sha256, other.revision) != (model.config_sha256, model.revision):
-        problems.append(
-            f"the drafter service works with the target {other.id} ({other.revision[:19]}), the target service serves "
-            f"{model.id} ({model.revision[:19]}): start the drafter service with this target"
-        )
+    for name in _IDENTITY if other is not None else ():
+        there, here = getattr(other, name), getattr(model, name)
+        # A service that reads the target's files knows no revision, one that asks the target service does.
+        if there and here and there != here:
+            problems.append(
+                f"the drafter service works with another target: its {name} is {str(there)[:19]}, that of the target "
+                f"service ({model.id}) is {str(here)[:19]}; start the drafter service with this target"
+            )
+            break
     for card in cards:
         if card.target_hidden_size != model.hidden_size:
             problems.append(

@@ -220,7 +220,7 @@ def test_a_drafter_for_another_target_is_refused_before_any_work(prompts_path, t
     assert both.ledger.calls == [] and not (tmp_path / "run").exists()
     with (
         table_services(drafter={"other_target": True}) as both,
-        pytest.raises(MismatchError, match="the drafter service works with the target"),
+        pytest.raises(MismatchError, match=r"works with another target: its revision is sha256:9999"),
     ):
         run(both, prompts_path, tmp_path / "run")
 
