@@ -175,9 +175,10 @@ def run(engine: TorchEngine, wanted: list[HiddenJob]) -> list[HiddenResult]:
     return found
 
 
-def timed(device: torch.device, work: Callable[[], Any], repeats: int) -> dict[str, float]:
+def timed(device: torch.device, work: Callable[[], Any], repeats: int, *, warm: bool = True) -> dict[str, float]:
     """Fastest and median seconds after one warm-up, and the allocator's peak."""
-    work()
+    if warm:
+        work()
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -234,7 +235,9 @@ def matrices_only(parts: EngineParts, shape: Shape) -> Callable[[], Any]:
     return work
 
 
-def measure_resident(shape: Shape, device: torch.device, report: dict[str, Any], *, with_options: bool) -> None:
+def measure_resident(
+    shape: Shape, device: torch.device, report: dict[str, Any], *, with_options: bool, skipped: frozenset[str]
+) -> None:
     parts = start(shape, "resident", device, with_head=True)
     engine = TorchEngine(parts)
     begun = time.perf_counter()
@@ -251,11 +254,12 @@ def measure_resident(shape: Shape, device: torch.device, report: dict[str, Any],
     report["noise_floor"] = noise_floor(engine, plan)
     whole = jobs(shape, shape.pass_tokens)
     report["extraction"] = timed(device, lambda: run(engine, whole), shape.repeats)
-    one = jobs(shape, shape.pass_tokens, sequence=shape.pass_tokens)
-    report["extraction_one_sequence"] = timed(device, lambda: run(engine, one), shape.repeats)
-    for chunk in (shape.chunk // 2, shape.chunk // 4):
-        parts.runner.chunk_tokens = chunk
-        report[f"extraction_chunks_of_{chunk}"] = timed(device, lambda: run(engine, whole), shape.repeats)
+    if "chunks" not in skipped:
+        one = jobs(shape, shape.pass_tokens, sequence=shape.pass_tokens)
+        report["extraction_one_sequence"] = timed(device, lambda: run(engine, one), shape.repeats)
+        for chunk in (shape.chunk // 2, shape.chunk // 4):
+            parts.runner.chunk_tokens = chunk
+            report[f"extraction_chunks_of_{chunk}"] = timed(device, lambda: run(engine, whole), shape.repeats)
     parts.runner.chunk_tokens = shape.chunk
     report["table"] = {}
     for tokens in shape.sizes:
@@ -267,9 +271,9 @@ def measure_resident(shape: Shape, device: torch.device, report: dict[str, Any],
     report["share_of_matrix_bound"] = report["matrices_only"]["best_s"] / report["extraction"]["best_s"]
     parts.runner.chunk_tokens = shape.chunk // 4
     report["long"] = {}
-    for tokens in shape.long_tokens:
+    for tokens in () if "long" in skipped else shape.long_tokens:
         wanted = jobs(shape, tokens, sequence=tokens, last=min(64, tokens))
-        report["long"][str(tokens)] = timed(device, lambda wanted=wanted: run(engine, wanted), 1)
+        report["long"][str(tokens)] = timed(device, lambda wanted=wanted: run(engine, wanted), 1, warm=False)
     report["check"] = [digest(result.states) for result in run(engine, jobs(shape, shape.pass_tokens))]
     parts.runner.chunk_tokens = shape.chunk
     if with_options:
@@ -345,7 +349,7 @@ def measure_streamed(shape: Shape, device: torch.device, report: dict[str, Any],
     report["long"] = {}
     for tokens in shape.long_tokens:
         wanted = jobs(shape, tokens, sequence=tokens, last=min(64, tokens))
-        report["long"][str(tokens)] = timed(device, lambda wanted=wanted: run(engine, wanted), 1)
+        report["long"][str(tokens)] = timed(device, lambda wanted=wanted: run(engine, wanted), 1, warm=False)
     report["neighbour"] = neighbour(shape, engine, device)
 
 
@@ -452,6 +456,7 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=Path())
     options.add_argument("--only", default="resident,streamed")
     options.add_argument("--options", action="store_true", help="also the named faster paths (compiles)")
+    options.add_argument("--skip", default="", help="of the resident part: chunks, long")
     options.add_argument("--tiny", action="store_true")
     options.add_argument("--neighbour", action="store_true")
     arguments = options.parse_args()
@@ -459,6 +464,7 @@ def main() -> None:
         be_neighbour(arguments.tiny)
         return
     shape = TINY if arguments.tiny else LARGE
+    skipped = frozenset(arguments.skip.split(","))
     device = torch.device("cpu") if arguments.tiny else torch.device("cuda", 0)
     import transformers
 
@@ -478,7 +484,7 @@ def main() -> None:
     for part in arguments.only.split(","):
         try:
             if part == "resident":
-                measure_resident(shape, device, report["resident"], with_options=arguments.options)
+                measure_resident(shape, device, report["resident"], with_options=arguments.options, skipped=skipped)
             else:
                 measure_streamed(shape, device, report["streamed"], report["resident"])
         except Exception as error:
