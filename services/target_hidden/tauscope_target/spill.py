@@ -2,7 +2,8 @@
 
 A file is written under a temporary name, flushed to the disk, then renamed: a process that dies in between leaves a
 temporary file, which the next start removes, and never half a handle. Reading maps the file; its digest is checked once
-per process before anything of it is served.
+per process before anything of it is served. Several processes may share a folder: each finds what the others wrote, and
+their handles agree, because the secret lies in it too; the byte budget is each one's own.
 """
 
 import contextlib
@@ -89,7 +90,10 @@ class SpillDirectory:
         with self._lock:
             self._make_room(nbytes)
         try:
-            write_tensors(self._file(handle), arrays, metadata)
+            try:
+                write_tensors(self._file(handle), arrays, metadata)
+            except FileNotFoundError:  # another process that shares the folder has just started and tidied up
+                write_tensors(self._file(handle), arrays, metadata)
         except OSError as error:
             raise UnavailableError(
                 f"the spill directory cannot take {nbytes} bytes: {error.strerror}", ErrorCode.STORE_FULL
@@ -104,7 +108,7 @@ class SpillDirectory:
         """An entry whose arrays are mapped from its file, or None; a damaged file is removed and is None."""
         with self._lock:
             self._expire()
-            known = handle in self._files
+            known = handle in self._files or self._adopt(handle)
             is_verified = handle in self._verified
         if not known:
             return None
@@ -138,6 +142,20 @@ class SpillDirectory:
                 self._bytes += status.st_size
         self._files = dict(sorted(self._files.items(), key=lambda item: item[1].created))
         self._make_room(0)
+
+    def _adopt(self, handle: str) -> bool:
+        """Take note of a file that another process has written since the start."""
+        if not HANDLE.fullmatch(handle):
+            return False
+        try:
+            status = self._file(handle).stat()
+        except OSError:
+            return False
+        if status.st_mtime < self._clock() - self._ttl_s:
+            return False
+        self._files[handle] = _File(status.st_mtime, status.st_size)
+        self._bytes += status.st_size
+        return True
 
     def _make_room(self, needed: int) -> None:
         self._expire()
@@ -176,7 +194,9 @@ class SpillDirectory:
             temporary = self._path / f".secret.{os.getpid()}.tmp"
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
                 stream.write(secrets.token_bytes(SECRET_BYTES))
-            temporary.replace(file)
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, file)  # unlike a rename, the first of several processes wins
+            temporary.unlink()
         return file.read_bytes()
 
 
