@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import Final
 
 import httpx
@@ -78,6 +79,22 @@ def key_missing(ask: Asker) -> None:
 def key_given(ask: Asker) -> None:
     """A server with an API key, asked with it."""
     ask.complete("short-stop", max_new_tokens=8)
+
+
+def queue_full(ask: Asker) -> None:
+    """More requests at once than a server with a short queue takes: what it answers to the one too many."""
+
+    def generate() -> None:
+        ask.post("/generate", _generate(ask, 48))
+
+    ask.prompt_ids("fibonacci")  # loads the tokenizer before the threads need it
+    threads = [Thread(target=generate) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused = [exchange for exchange in ask.transport.exchanges if exchange["answer"]["status"] != 200]
+    ask.transport.exchanges[:] = refused[:1]
 
 
 def admin_key_missing(ask: Asker) -> None:
@@ -284,6 +301,7 @@ GROUPS: Final[dict[str, tuple[Group, ...]]] = {
         Group("keyed", (key_given,), key=KEY),
         Group("unkeyed", (key_missing,), key=KEY, send_key=""),
         Group("admin", (admin_key_missing,), key=KEY, extra=("--admin-api-key", "recorded-admin-key")),
+        Group("full", (queue_full,), extra=("--max-running-requests", "1", "--max-queued-requests", "1")),
         Group("fatal", (generate_out_of_range,)),
         Group("states", (last_hidden_states,), extra=("--enable-return-hidden-states",)),
     ),
