@@ -69,26 +69,52 @@ def test_eagle3_is_the_same_in_every_format(format_: str, tmp_path: Path, place:
     assert_same(drafter, plain)
 
 
-def test_mtp_is_found_among_the_tensors_of_a_target(tmp_path: Path, place: Place) -> None:
-    tensors = drafters.mtp_tensors() | {"model.embed_tokens.weight": torch.ones(drafters.VOCAB, drafters.HIDDEN)}
-    config = {
-        "model_type": "qwen3_5",
-        "text_config": {
-            "num_hidden_layers": drafters.TARGET_LAYERS,
-            "hidden_size": drafters.HIDDEN,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "rms_norm_eps": 1e-6,
-            "vocab_size": drafters.VOCAB,
-            "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-        },
-    }
-    drafter = load(drafters.write_folder(tmp_path / "d", config, tensors), LoadOptions(block_size=4), place)
-    assert (drafter.spec.family, drafter.spec.format) == ("mtp", "target")
+@pytest.mark.parametrize("format_", drafters.DOMINO_FORMATS)
+def test_domino_is_the_same_in_every_format(format_: str, tmp_path: Path, place: Place) -> None:
+    drafter = load(drafters.write_domino(tmp_path / "d", format_), LoadOptions(), place)
+    assert (drafter.spec.family, drafter.spec.format, drafter.spec.layout) == ("domino", format_, "fill-in")
+    assert_same(drafter, load(drafters.write_domino(tmp_path / "plain", "z-lab"), LoadOptions(), place))
+
+
+@pytest.mark.parametrize("format_", drafters.DFLASH2_FORMATS)
+def test_dflash2_is_the_same_in_every_format(format_: str, tmp_path: Path, place: Place) -> None:
+    drafter = load(drafters.write_dflash2(tmp_path / "d", format_), LoadOptions(), place)
+    plain = load(drafters.write_dflash2(tmp_path / "plain", "z-lab"), LoadOptions(), place)
+    assert (drafter.spec.family, drafter.spec.format) == ("dflash2", format_)
+    assert drafter.sha256 == plain.sha256
+    for window in drafter.spec.layers.windows:
+        assert (window.size, window.causal) == (9, False)
+    if format_ == "speculators":
+        return  # its window is placed once per block, the others' per row: long contexts differ by definition
+    assert_same(drafter, plain)
+
+
+@pytest.mark.parametrize("format_", drafters.PEAGLE_FORMATS)
+def test_peagle_is_the_same_in_every_format(format_: str, tmp_path: Path, place: Place) -> None:
+    drafter = load(drafters.write_peagle(tmp_path / "d", format_), LoadOptions(), place)
+    assert (drafter.spec.family, drafter.spec.format) == ("peagle", format_)
+    assert_same(drafter, load(drafters.write_peagle(tmp_path / "plain", "eagle"), LoadOptions(), place))
+
+
+@pytest.mark.parametrize("format_", drafters.MTP_FORMATS)
+def test_mtp_is_the_same_inside_of_a_target_and_from_its_trainer(format_: str, tmp_path: Path, place: Place) -> None:
+    found = []
+    for name in (format_, "target"):
+        options = LoadOptions(block_size=4, mtp_hidden="post" if name == "speculators" else None)
+        found.append(load(drafters.write_mtp(tmp_path / name, name), options, place))
+    drafter, plain = found
+    assert (drafter.spec.family, drafter.spec.format) == ("mtp", format_)
     assert drafter.spec.taps == (drafters.TARGET_LAYERS - 1,)
     assert drafter.spec.layers.rope.dim == 4
-    assert drafter.spec.extras["hidden"] == "post"
+    assert drafter.sha256 == plain.sha256
+    with torch.inference_mode():
+        a, b = (d.network.draft(d.network.fuse(STATES[:1], IDS), ANCHORS, IDS, top_k=6) for d in found)
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_which_state_an_mtp_head_of_a_trainer_reads_must_be_given(tmp_path: Path, place: Place) -> None:
+    with pytest.raises(CheckpointError, match="mtp_hidden=post or mtp_hidden=pre"):
+        load(drafters.write_mtp(tmp_path / "d", "speculators"), LoadOptions(block_size=4), place)
 
 
 def write(folder: Path, config: dict[str, Any] | None, tensors: drafters.Tensors) -> Path:

@@ -574,3 +574,96 @@ def _engine_ids() -> dict[str, Any]:
 
 
 EAGLE3_FORMATS = ("eagle", "speculators", "only-d2t", "only-t2d")
+
+
+def write_domino(folder: Path, format_: str) -> Path:
+    """The weights of `domino_tensors()` in one of `DOMINO_FORMATS`."""
+    tensors, config = domino_tensors(), domino_config(shift_label=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    if format_ == "specforge":
+        (folder / "config.json").write_text(json.dumps(config))
+        torch.save({"draft_state_dict": tensors, "strategy": "domino"}, folder / "training_state.pt")
+        return folder
+    if format_ == "modelopt":
+        return write_folder(folder, config, {f"dflash_module.{name}": t for name, t in tensors.items()})
+    return write_folder(folder, config, tensors)
+
+
+DOMINO_FORMATS = ("z-lab", "specforge", "modelopt")
+
+
+def write_dflash2(folder: Path, format_: str) -> Path:
+    """The weights of `dflash2_tensors()` in one of `DFLASH2_FORMATS`."""
+    tensors, config = dflash2_tensors(), dflash2_config()
+    if format_ == "speculators":
+        extras = {name: config.pop(name) for name in list(config) if name.startswith(("conv_", "selector_"))}
+        weights = {f"{name}.weight" if name.endswith("_codebook") else name: t for name, t in tensors.items()}
+        return write_folder(folder, _speculators(config, "dflash2", **extras), weights | shared_tables())
+    if format_ == "training-checkpoint":
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        torch.save({"state_dict": tensors, "epoch": 1}, folder / "last.ckpt")
+        return folder / "last.ckpt"
+    return write_folder(folder, config, tensors)
+
+
+DFLASH2_FORMATS = ("z-lab", "speculators", "training-checkpoint")
+
+
+def write_peagle(folder: Path, format_: str) -> Path:
+    """The weights of `eagle3_tensors(layers=2)` in one of `PEAGLE_FORMATS`."""
+    tensors = eagle3_tensors(layers=2)
+    if format_ == "speculators":
+        inner = eagle3_config(2, block_size=4, mask_token_id=5, target_layer_ids=list(TAPS))
+        own = _speculators(inner, "peagle", draft_vocab_size=40, norm_before_residual=False)
+        for name in ("target_layer_ids", "mask_token_id", "draft_vocab_size"):
+            own["transformer_layer_config"].pop(name)
+        return write_folder(folder, own, {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()})
+    ids = [t + 1 for t in TAPS]
+    return write_folder(
+        folder, eagle3_config(2, pard_token=5, block_size=4, eagle_aux_hidden_state_layer_ids=ids), tensors
+    )
+
+
+PEAGLE_FORMATS = ("eagle", "speculators")
+
+
+def mtp_config() -> dict[str, Any]:
+    """The target's configuration as far as its MTP head needs it."""
+    return {
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": TARGET_LAYERS,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCAB,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    }
+
+
+def write_mtp(folder: Path, format_: str) -> Path:
+    """The weights of `mtp_tensors()` in one of `MTP_FORMATS`."""
+    tensors = mtp_tensors()
+    if format_ == "speculators":
+        renamed = {
+            "mtp.fc.": "mtp_layers.0.input_proj.",
+            "mtp.pre_fc_norm_embedding.": "mtp_layers.0.token_layernorm.",
+            "mtp.pre_fc_norm_hidden.": "mtp_layers.0.hidden_layernorm.",
+            "mtp.norm.": "mtp_layers.0.final_layernorm.",
+            "mtp.layers.0.": "mtp_layers.0.",
+        }
+        moved = {}
+        for name, tensor in tensors.items():
+            start = next(s for s in renamed if name.startswith(s))
+            moved[renamed[start] + name.removeprefix(start)] = tensor
+        config = {"speculators_model_type": "mtp", "transformer_layer_config": mtp_config()}
+        return write_folder(folder, config, moved | shared_tables())
+    table = torch.ones(VOCAB, HIDDEN)
+    return write_folder(
+        folder, {"model_type": "qwen3_5", "text_config": mtp_config()}, tensors | {"model.embed_tokens.weight": table}
+    )
+
+
+MTP_FORMATS = ("target", "speculators")

@@ -31,6 +31,8 @@ def read_windows(facts: Facts, num_layers: int) -> tuple[tuple[Window, ...], tup
     if causal is None:
         causal = own.flag("is_causal")
     if causal is None:
+        causal = network.flag("is_causal")  # speculators keeps settings of layers in a section of their own
+    if causal is None:
         causal = own.flag("causal")
     if own.flag("use_swa") and _SLIDING not in types:
         size = options.sliding_window or own.integer("swa_window_size")
