@@ -135,7 +135,7 @@ class SpillDirectory:
         """Find the files of an earlier process; remove what it left unfinished."""
         for file in sorted(self._path.iterdir()):
             if file.name.startswith(".") and file.name.endswith(TEMPORARY_SUFFIX):
-                file.unlink()
+                file.unlink(missing_ok=True)
             elif file.suffix == ".safetensors" and HANDLE.fullmatch(file.stem):
                 status = file.stat()
                 self._files[file.stem] = _File(status.st_mtime, status.st_size)
@@ -190,13 +190,15 @@ class SpillDirectory:
     def _secret(self) -> bytes:
         """Secret of the handles, kept beside the files so that equal requests find them after a restart."""
         file = self._path / "secret"
-        if not file.exists():
-            temporary = self._path / f".secret.{os.getpid()}.tmp"
+        while not file.exists():
+            temporary = self._path / f".secret.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
                 stream.write(secrets.token_bytes(SECRET_BYTES))
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, file)  # unlike a rename, the first of several processes wins
-            temporary.unlink()
+            # Unlike a rename, a link lets the first of several processes win. The temporary file may be gone: another
+            # process that has just started tidies up.
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                os.link(temporary, file)
+            temporary.unlink(missing_ok=True)
         return file.read_bytes()
 
 
