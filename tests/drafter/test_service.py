@@ -189,6 +189,16 @@ def test_states_that_cannot_be_right_are_refused(service: Connection, value: flo
     assert caught.value.code == code
 
 
+def test_an_answer_over_the_limit_is_refused_before_anything_is_computed(
+    root: Path, engine: Engine, target: drafters.StatesServer
+) -> None:
+    limits = SMALL_LIMITS.model_copy(update={"max_answer_bytes": 1000})
+    app = create_app(DrafterService(engine=engine, states=StatesSource(None), limits=limits, version="1"))
+    with running(app) as url, Connection(url) as small, pytest.raises(TooLargeError, match="fewer anchors") as caught:
+        draft(small)
+    assert caught.value.code == ErrorCode.ANSWER_TOO_LARGE
+
+
 def test_a_gone_handle_is_passed_on_as_gone(service: Connection, target: drafters.StatesServer) -> None:
     target.gone.add("lost")
     with pytest.raises(GoneError):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tauscope_drafter.conditions import conditions_of, context_rows
 from tauscope_drafter.contract import DraftJob, DraftResult, Lease, Sampling, StatesArray
-from tauscope_drafter.requests import deadline_of, resolve_anchors
+from tauscope_drafter.requests import check_answer, deadline_of, resolve_anchors
 from tauscope_drafter.states import StatesSource, inline_states
 from tauscope_serving.compute import ComputeLoop
 from tauscope_serving.keys import Principal
@@ -50,6 +50,7 @@ async def run_draft(
     anchors = resolve_anchors(asked, limits)
     if not len(anchors):
         return _nothing(card, asked.top_k), anchors
+    check_answer(len(anchors), card, asked.top_k, limits)
     conditions = conditions_of(asked.conditions)
     # a comparison with the target reads its states at the drafted places too
     num_rows = len(asked.token_ids) if sampling is not None else context_rows(int(anchors[-1]), conditions)

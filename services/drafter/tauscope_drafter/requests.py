@@ -8,6 +8,9 @@ import numpy.typing as npt
 from tauscope_wire.errors import ErrorCode, RequestError, TooLargeError
 from tauscope_wire.messages import DrafterCard, DraftRequest, Limits
 
+BYTES_PER_RANK = 8  # int32 id and float32 log-prob
+BYTES_PER_DRAFT = 4
+
 
 def resolve_anchors(request: DraftRequest, limits: Limits) -> npt.NDArray[np.int32]:
     """Anchors of a request, ascending; empty for a response of one token.
@@ -71,6 +74,22 @@ def check_limits(request: DraftRequest, card: DrafterCard, limits: Limits) -> No
             f"(0..{card.vocab_size - 1})",
             ErrorCode.TOKEN_OUT_OF_RANGE,
             details={"index": index, "value": highest, "bound": card.vocab_size},
+        )
+
+
+def check_answer(num_anchors: int, card: DrafterCard, top_k: int, limits: Limits) -> None:
+    """Bound on the size of the answer: an id and a log-prob for every rank of every row.
+
+    Raises:
+        TooLargeError: over `limits.max_answer_bytes`.
+    """
+    size = num_anchors * card.drafts * (top_k * BYTES_PER_RANK + BYTES_PER_DRAFT)
+    if limits.max_answer_bytes and size > limits.max_answer_bytes:
+        raise TooLargeError(
+            f"{num_anchors} anchors x {card.drafts} drafts x top_k={top_k} make an answer of {size} bytes: at most "
+            f"{limits.max_answer_bytes} here; ask for fewer anchors or a smaller top_k",
+            ErrorCode.ANSWER_TOO_LARGE,
+            details={"limit": "max_answer_bytes", "value": size, "bound": limits.max_answer_bytes},
         )
 
 

@@ -120,6 +120,7 @@ def serve_command(
             max_tokens=max_tokens,
             max_anchors=max_anchors,
             max_top_k=max_top_k,
+            max_answer_bytes=1 << 30,  # 8,000 anchors of a block of 16 at top-1024
             max_queued=max_queued,
             default_deadline_s=600.0,
             max_deadline_s=3600.0,

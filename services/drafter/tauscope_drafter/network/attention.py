@@ -21,6 +21,7 @@ from tauscope_drafter.spec import Window
 
 # Below this a row has no visible key in a part; finite, so that exp(-inf - floor) is 0 and not NaN.
 SCORE_FLOOR = -1e30
+MAX_FLASH_HEAD = 256  # largest head of the fused CUDA kernel
 # Shorter cores are folded into the dense part: one kernel fewer, and the flash kernel gains nothing there.
 MIN_CORE_KEYS = 32
 
@@ -190,12 +191,20 @@ def _core_part(query: Tensor, key: Tensor, value: Tensor, *, scale: float) -> Pa
     batched = (query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0))
     if query.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*batched, scale=scale)
-    elif query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16):
+    elif _has_flash(query):
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention(*batched, scale=scale)[:2]
     else:
         return _dense_part(query, key, value, mask=None, scale=scale)
     lse = lse[0].float().unsqueeze(-1)
     return Part(out[0].float(), torch.ones_like(lse), lse)
+
+
+def _has_flash(query: Tensor) -> bool:
+    """Whether the fused CUDA kernel takes this query; older cards and odd head sizes go the dense way."""
+    if query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    hd = query.shape[-1]
+    return hd % 8 == 0 and hd <= MAX_FLASH_HEAD and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def _merge(parts: Sequence[Part]) -> Tensor:
