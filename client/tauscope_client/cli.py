@@ -12,6 +12,7 @@ from rich.console import Console
 from tauscope_client.commands.compare import compare_command
 from tauscope_client.commands.doctor import doctor_command
 from tauscope_client.commands.eval import evaluate_command
+from tauscope_client.commands.expect import expect_command
 from tauscope_client.commands.hidden import hidden_command
 from tauscope_client.commands.probe import probe_command
 from tauscope_client.commands.references import references_command
@@ -44,6 +45,7 @@ app.command("references")(references_command)
 app.command("compare")(compare_command)
 app.command("report")(report_command)
 app.command("speed")(speed_command)
+app.command("expect")(expect_command)
 app.command("probe")(probe_command)
 app.command("watch")(watch_command)
 app.command("ship")(ship_command)

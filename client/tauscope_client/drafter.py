@@ -7,7 +7,15 @@ from tauscope_client.target import check_service
 from tauscope_wire.connection import Connection
 from tauscope_wire.errors import ErrorCode, NotFoundError
 from tauscope_wire.expectations import DraftExpectation
-from tauscope_wire.messages import DrafterCard, DrafterList, DrafterLoadRequest, DrafterServiceInfo, DraftRequest
+from tauscope_wire.messages import (
+    AcceptanceAnswer,
+    AcceptanceRequest,
+    DrafterCard,
+    DrafterList,
+    DrafterLoadRequest,
+    DrafterServiceInfo,
+    DraftRequest,
+)
 from tauscope_wire.reader import read_draft
 from tauscope_wire.tensors import DraftAnswer
 
@@ -57,6 +65,10 @@ class DrafterClient:
         """
         read = partial(read_draft, expect=DraftExpectation.of_request(request))
         return self._connection.post_tensors("/draft_block", request, read)
+
+    def expected_acceptance(self, request: AcceptanceRequest) -> AcceptanceAnswer:
+        """`POST /expected_acceptance`; errors as `draft`."""
+        return self._connection.post_json("/expected_acceptance", request, AcceptanceAnswer)
 
     def load(self, request: DrafterLoadRequest) -> DrafterCard:
         """`POST /drafters`."""

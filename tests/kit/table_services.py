@@ -297,6 +297,23 @@ def drafter_app(
         del salts[name]
         return Response(status_code=204)
 
+    @app.post("/expected_acceptance")
+    async def expected_acceptance(request: Request) -> Any:
+        body = await request.json()
+        ids, start, name = body["token_ids"], body["response_start"], body["drafter"]
+        if body["hidden"]["handle"] not in ledger.handles:
+            return _error(410, "handle_gone", "no such handle")
+        anchors = list(range(start, len(ids) - 1))
+        # Certain where the drafter is right, impossible where it is wrong, and unknown past the end of the text.
+        rows = [
+            [float(right_draft(salts[name], a, k)) if a + 1 + k < len(ids) else None for k in range(drafts)]
+            for a in anchors
+        ]
+        answer = {"drafter": name, "sha256": card(name)["sha256"], "numerics": NUMERICS, "anchors": anchors}
+        zeros = [0.0] * len(anchors)
+        expected = {"expected_accepted_sampled": zeros, "expected_accepted_greedy": zeros}
+        return answer | {"sampled": rows, "greedy": rows} | expected
+
     @app.post("/draft_block")
     async def draft_block(request: Request) -> Response:
         body = await request.json()
