@@ -169,3 +169,18 @@ def test_a_file_without_weights_says_what_it_has(tmp_path: Path) -> None:
         open_tensors(tmp_path / "list.pt")
     with pytest.raises(CheckpointError, match="no such file"):
         open_tensors(tmp_path / "nothing.pt")
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1).expand(1 << 20, 1 << 20),
+        torch.zeros(64, 64).to_sparse(),
+        torch.zeros(8, 8, device="meta"),
+    ],
+    ids=["expanded", "sparse", "meta"],
+)
+def test_a_tensor_larger_than_the_bytes_behind_it_is_refused(tmp_path: Path, tensor: torch.Tensor) -> None:
+    torch.save({"model_state_dict": {"fc.weight": tensor}}, tmp_path / "bomb.pt")
+    with pytest.raises(CheckpointError, match=r"fc\.weight claims|not a readable"):
+        open_tensors(tmp_path / "bomb.pt")

@@ -105,6 +105,7 @@ def test_what_weights_cannot_tell_must_be_given_and_the_error_names_the_option(
         ({"layer_types": ["spotty_attention"] * 2}, ["spotty_attention"]),
         ({"block_size": "16"}, ["block_size"]),
         ({"sample_from_anchor": True, "shift_label": False}, ["contradict", "layout="]),
+        ({"layer_types": None, "use_sliding_window": True, "sliding_window": 9}, ["layer_types="]),
     ],
 )
 def test_settings_that_contradict_the_tensors_or_each_other_are_refused(
@@ -122,6 +123,9 @@ def test_settings_that_contradict_the_tensors_or_each_other_are_refused(
         ("layers.1.self_attn.k_norm.weight", torch.zeros(16), ErrorCode.TENSOR_SHAPE, ["[16]", "expected [8]"]),
         ("layers.1.self_attn.extra.weight", torch.zeros(3), ErrorCode.TENSOR_UNEXPECTED, ["extra", "[3]"]),
         ("fc.weight", torch.zeros(32, 95), ErrorCode.TENSOR_SHAPE, ["95 columns"]),
+        ("layers.7.mlp.up_proj.weight", torch.zeros(48, 32), ErrorCode.TENSOR_MISSING, ["layers.2."]),
+        ("layers.999999999999.x", torch.zeros(1), ErrorCode.TENSOR_UNEXPECTED, ["numbered from 0"]),
+        ("layers.one.x", torch.zeros(1), ErrorCode.TENSOR_UNEXPECTED, ["layers.one"]),
         ("fc.bias", torch.zeros(32), ErrorCode.TENSOR_UNEXPECTED, ["fc.bias"]),
         ("layers.0.self_attn.g_proj.weight", torch.zeros(3), ErrorCode.CHECKPOINT_UNSUPPORTED, ["gate"]),
         ("aux_hidden_norms.0.weight", torch.zeros(32), ErrorCode.CHECKPOINT_UNSUPPORTED, ["norm per tap"]),

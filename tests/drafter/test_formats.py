@@ -207,3 +207,19 @@ def test_a_vocabulary_that_is_not_the_targets_is_a_mismatch(tmp_path: Path, plac
     folder = write(tmp_path / "d", drafters.dflash_config(vocab_size=97), drafters.dflash_tensors())
     with pytest.raises(MismatchError, match="97 tokens, the target's 96"):
         load(folder, LoadOptions(), place)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (torch.zeros(32, 96, dtype=torch.int8), ["int8", "quantised"]),
+        (torch.full((32, 96), torch.nan), ["NaN"]),
+    ],
+)
+def test_weights_that_are_no_numbers_to_compute_with_are_refused(
+    tmp_path: Path, place: Place, tensor: torch.Tensor, words: list[str]
+) -> None:
+    folder = write(tmp_path / "d", drafters.dflash_config(), drafters.dflash_tensors() | {"fc.weight": tensor})
+    with pytest.raises(CheckpointError) as caught:
+        load(folder, LoadOptions(), place)
+    assert all(word in caught.value.message for word in ["fc.weight", *words])

@@ -14,6 +14,7 @@ from tauscope_wire.errors import CheckpointError, ErrorCode
 UNDECIDED_LAYOUT = "layout_undecided"
 """Key in `extras` of a drafter whose layout must be probed; the value says why. Read as 1+N until then."""
 
+MAX_LAYER_DIGITS = 4
 _DEFAULT_EPS = 1e-6  # of every block drafter seen; used only where no configuration exists, and then said
 
 
@@ -116,10 +117,17 @@ def read_backbone(facts: Facts) -> tuple[BackboneSpec, tuple[str, ...]]:
 
 def num_layers(facts: Facts) -> int:
     """Layers found among the tensors, checked against the configuration."""
-    found = {int(name.split(".")[1]) for name in facts.shapes if name.startswith("layers.")}
-    if not found:
-        raise CheckpointError(f"{facts.origin}: no tensor layers.0.*", ErrorCode.TENSOR_MISSING)
-    count = 1 + max(found)
+    numbers = {name.split(".")[1] for name in facts.shapes if name.startswith("layers.")}
+    if strange := sorted(n for n in numbers if not (n.isascii() and n.isdigit() and len(n) <= MAX_LAYER_DIGITS)):
+        raise CheckpointError(
+            f"{facts.origin}: tensors layers.{strange[0][:20]}.*: layers are numbered from 0",
+            ErrorCode.TENSOR_UNEXPECTED,
+        )
+    found = {int(n) for n in numbers}
+    count = len(found)
+    if found != set(range(count)) or not found:
+        lacking = next(i for i in range(count + 1) if i not in found)
+        raise CheckpointError(f"{facts.origin}: no tensor layers.{lacking}.*", ErrorCode.TENSOR_MISSING)
     declared = facts.network.integer("num_hidden_layers")
     if declared is not None and declared != count:
         raise CheckpointError(

@@ -37,6 +37,8 @@ class PickleFiles:
         self.state_key = ""
         for path in paths:
             found, key = _tensor_dict(_load_pickle(path), path)
+            for name, tensor in found.items():
+                _check_storage(name, tensor, path)
             self._tensors |= found
             self.state_key = key
 
@@ -50,6 +52,17 @@ class PickleFiles:
     def read(self, name: str) -> Tensor:
         """One tensor, still backed by the file."""
         return self._tensors[name]
+
+
+def _check_storage(name: str, tensor: Tensor, path: Path) -> None:
+    """Refuse tensors that are larger than the bytes behind them, or have none: copying them would fill the memory."""
+    held = tensor.untyped_storage().nbytes() if tensor.layout == torch.strided and not tensor.is_meta else 0
+    claimed = tensor.numel() * tensor.element_size()
+    if held < claimed:
+        raise CheckpointError(
+            f"{path}: tensor {name} claims {claimed} bytes and has {held}; save it as an ordinary dense tensor",
+            ErrorCode.CHECKPOINT_UNSAFE,
+        )
 
 
 def _load_pickle(path: Path) -> Any:

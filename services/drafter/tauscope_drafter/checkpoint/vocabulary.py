@@ -65,6 +65,8 @@ def _mapped(d2t: Tensor | None, vocab: int, origin: str) -> Tensor | None:
     offsets = d2t.to(torch.int64).flatten()
     rows = offsets.numel()
     ids = torch.arange(rows) + offsets
+    if not rows:
+        raise CheckpointError(f"{origin}: tensor d2t is empty", ErrorCode.TENSOR_SHAPE)
     ascending = bool((ids.diff() > 0).all())
     if ascending and int(ids[0]) >= 0 and int(ids[-1]) < vocab:
         return ids

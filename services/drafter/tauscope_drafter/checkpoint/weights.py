@@ -9,7 +9,7 @@ from torch import Tensor
 from tauscope_drafter.checkpoint.names import Split
 from tauscope_drafter.checkpoint.reading import Description
 from tauscope_drafter.checkpoint.tensor_file import TensorFile
-from tauscope_wire.errors import CheckpointError
+from tauscope_wire.errors import CheckpointError, ErrorCode
 
 _CHECKED = 1 << 22  # elements looked at together
 
@@ -28,6 +28,12 @@ def read_tensors(description: Description, *, check: bool = True) -> Iterator[tu
         return
     for name in sorted(description.expected):
         tensor = _read(description.file, description, name)
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{description.path}: tensor {name} is {str(tensor.dtype).removeprefix('torch.')}; quantised drafters "
+                "are not supported, give the weights in a floating dtype",
+                ErrorCode.CHECKPOINT_UNSUPPORTED,
+            )
         if check and not _is_finite(tensor):
             raise CheckpointError(f"{description.path}: tensor {name} holds NaN or infinity")
         yield name, tensor
@@ -35,8 +41,6 @@ def read_tensors(description: Description, *, check: bool = True) -> Iterator[tu
 
 def _is_finite(tensor: Tensor) -> bool:
     """Whether no value is NaN or infinite, a few rows at a time: a flag per element would be half the memory again."""
-    if not tensor.is_floating_point():
-        return True
     flat = tensor.reshape(-1)
     return all(bool(torch.isfinite(flat[i : i + _CHECKED]).all()) for i in range(0, flat.numel(), _CHECKED))
 

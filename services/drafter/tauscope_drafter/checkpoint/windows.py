@@ -19,6 +19,8 @@ def read_windows(facts: Facts, num_layers: int) -> tuple[tuple[Window, ...], tup
     if options.layer_types is not None:  # on a command line, one word stands for all layers
         types = options.layer_types * (num_layers if len(options.layer_types) == 1 else 1)
     warnings: tuple[str, ...] = ()
+    if types is None and network.flag("use_sliding_window"):
+        raise missing("layer_types (use_sliding_window is set)", "layer_types", "sliding_attention", facts.origin)
     if types is None:
         types = (_FULL,) * num_layers
         if not facts.has_config:
