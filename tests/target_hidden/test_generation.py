@@ -1,12 +1,14 @@
 """Generation against transformers' own greedy loop, and the rules of its end."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from kit.engine import Reference, Start, random_ids
+from kit.engine import Reference, Start, random_ids, results
+from kit.engine import job as hidden_job
 from tauscope_target.engine import TorchEngine
 from tauscope_target.jobs import GenerateJob, GenerateResult
 from tauscope_wire.errors import ErrorCode, TauscopeError
@@ -22,9 +24,13 @@ def generate(engine: TorchEngine, ids: np.ndarray, **fields: Any) -> GenerateRes
         "stop_token_ids": frozenset(),
         "tail_tokens": 0,
     }
-    (outcome,) = engine.execute([GenerateJob(token_ids=ids, **(defaults | fields))])
-    assert isinstance(outcome, GenerateResult), outcome
-    return outcome
+    job = GenerateJob(token_ids=ids, **(defaults | fields))
+    while True:
+        (outcome,) = engine.execute([job])
+        assert isinstance(outcome, GenerateResult), outcome
+        if outcome.session is None:
+            return outcome
+        job = replace(job, session=outcome.session)
 
 
 def greedy_without_cache(model: Any, ids: np.ndarray, count: int) -> list[int]:
@@ -93,9 +99,35 @@ def test_top_k_of_one_and_a_tiny_nucleus_are_greedy(start: Start) -> None:
 
 def test_a_cancelled_generation_stops_at_its_next_token(start: Start) -> None:
     asked = iter(range(100))
-    (outcome,) = start("llama").execute(
-        [GenerateJob(random_ids(5), 1000, 0.0, 1.0, 0, 0, frozenset(), 0, is_cancelled=lambda: next(asked) > 5)]
-    )
+    job = GenerateJob(random_ids(5), 1000, 0.0, 1.0, 0, 0, frozenset(), 0, is_cancelled=lambda: next(asked) > 5)
+    (outcome,) = start("llama").execute([job])
     assert isinstance(outcome, TauscopeError)
     assert outcome.code is ErrorCode.CANCELLED
     assert next(asked) < 10
+
+
+def test_a_long_generation_comes_in_slices_that_other_work_may_come_between(start: Start) -> None:
+    """Passes between the slices change nothing: the hybrid's cache is the session's own."""
+    engine = start("hybrid")
+    whole = generate(engine, random_ids(30), max_new_tokens=40).token_ids
+    job = GenerateJob(random_ids(30), 40, 0.0, 1.0, 0, 0, frozenset(), 0)
+    lengths = []
+    while True:
+        (outcome,) = engine.execute([job])
+        assert isinstance(outcome, GenerateResult)
+        lengths.append(len(outcome.token_ids))
+        results(engine, [hidden_job(random_ids(50, seed=1), (7,)), hidden_job(random_ids(9, seed=2), (2,))])
+        if outcome.session is None:
+            break
+        job = replace(job, session=outcome.session)
+    assert lengths == [16, 32, 40]
+    assert outcome.token_ids == whole
+
+
+def test_two_generations_take_turns_and_stay_their_own(start: Start) -> None:
+    engine = start("hybrid")
+    expected = [generate(engine, random_ids(n, seed=n), max_new_tokens=20).token_ids for n in (11, 40)]
+    jobs = [GenerateJob(random_ids(n, seed=n), 20, 0.0, 1.0, 0, 0, frozenset(), 0) for n in (11, 40)]
+    first = engine.execute(jobs)
+    second = engine.execute([replace(j, session=r.session) for j, r in zip(jobs, first, strict=True)])  # type: ignore[union-attr]
+    assert [r.token_ids for r in second] == expected  # type: ignore[union-attr]

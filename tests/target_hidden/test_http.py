@@ -231,6 +231,13 @@ def test_health_and_metrics(url: str) -> None:
     assert "tauscope_target_passes" in metrics
 
 
+def test_the_openapi_document_names_every_route(url: str) -> None:
+    paths = httpx.get(f"{url}/openapi.json").json()["paths"]
+    assert {"/hidden_states", "/hidden_states/{handle}", "/tokenize", "/detokenize", "/generate", "/info"} <= set(paths)
+    assert set(paths["/hidden_states/{handle}"]) == {"get", "head", "delete"}
+    assert httpx.get(f"{url}/docs").status_code == 200
+
+
 REFUSALS: list[tuple[dict[str, Any], ErrorCode, str]] = [
     ({"layers": [1, 3, 70]}, ErrorCode.LAYER_OUT_OF_RANGE, "layers[2]=70: the model has 8 decoder layers"),
     ({"layers": [-2]}, ErrorCode.LAYER_OUT_OF_RANGE, "layers[0]=-2"),

@@ -1,14 +1,18 @@
 """Logits summaries against the whole matrix of logits, sorted slowly."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from kit.engine import Reference, Start, job, random_ids, results
-from tauscope_target import logits as logits_module
 from tauscope_target.jobs import LogitsSpec
-from tauscope_target.logits import ResidentHead, summarise
+from tauscope_target.logits import ResidentHead, row_blocks, summarise
+from tauscope_target.memory import BLOCK_ELEMENTS
+from tauscope_target.streaming import StreamedHead
 
+CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 """float32 log-probs: sums over a few hundred terms, and a head that is applied to other row blocks."""
 
@@ -81,6 +85,7 @@ class Head:
         self._block = block
         self.vocab_size = logits.shape[1]
         self.block_vocab = block
+        self.block_elements = 8 * block
 
     def blocks(self):  # type: ignore[no-untyped-def]
         for start in range(0, self.vocab_size, self._block):
@@ -115,8 +120,14 @@ def test_blocks_of_a_real_head_give_the_summary_of_all_its_logits(start: Start) 
     np.testing.assert_array_equal(found.ids.numpy(), order)
 
 
-def test_a_block_of_logits_stays_within_its_budget() -> None:
-    blocks = list(logits_module.row_blocks(10_000, logits_module.BLOCK_VOCAB))
+@pytest.mark.parametrize("mode", ["resident", "streamed"])
+def test_a_block_of_logits_of_a_large_vocabulary_stays_within_its_budget(mode: str) -> None:
+    weight = torch.empty(248_320, 8)
+    head = (
+        ResidentHead(SimpleNamespace(weight=weight)) if mode == "resident" else StreamedHead(weight, None, device=CPU)
+    )
+    blocks = list(row_blocks(10_000, head))
     assert blocks[0][0] == 0
     assert blocks[-1][1] == 10_000
-    assert all((stop - start) * logits_module.BLOCK_VOCAB <= logits_module.BLOCK_ELEMENTS for start, stop in blocks)
+    widest = max(len(rows) for _, rows, _ in head.blocks())
+    assert all((stop - start) * widest <= BLOCK_ELEMENTS[mode] for start, stop in blocks)

@@ -23,6 +23,7 @@ SHAPE_27B = ModelSizes(
     layer_bytes=(770_000_000,) * 64,
     embedding_bytes=2_540_000_000,
     head_bytes=2_540_000_000,
+    has_head=True,
     kv_bytes_per_token=4096,
     mixer_width=16_384,
     itemsize=2,

@@ -140,7 +140,7 @@ class Capture:
         if summary is None:
             return
         assert self._head is not None, "a job with logits needs a head; the engine checks that before the pass"
-        for low, high in row_blocks(len(normed), self._head.block_vocab):
+        for low, high in row_blocks(len(normed), self._head):
             first = position - job.start + low
             block = summarise(
                 normed[low:high],

@@ -6,6 +6,7 @@ rolled back, because a hybrid model's recurrent state cannot be.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,32 @@ from tauscope_target.forward import DecoderRunner
 from tauscope_target.jobs import GenerateJob, GenerateResult
 from tauscope_target.logits import HeadBlocks
 from tauscope_wire.errors import DeadlineError, ErrorCode, InternalError
+
+SLICE_TOKENS = 16
+"""Tokens of a slice: a caller who waits behind a generation waits for this many tokens at most."""
+
+
+@dataclass(eq=False)
+class Session:
+    """What a generation carries from slice to slice. Dropping it frees its cache."""
+
+    cache: Any
+    choose: Callable[[torch.Tensor], int]
+    position: int
+    logits: torch.Tensor
+    text: list[int] = field(default_factory=list)
+    tail: list[int] = field(default_factory=list)
+    finish: Literal["stop", "length"] = "length"
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+    def is_complete(self, job: GenerateJob) -> bool:
+        """Whether text and tail have all their tokens."""
+        return self.is_text_over(job) and len(self.tail) >= job.tail_tokens
+
+    def is_text_over(self, job: GenerateJob) -> bool:
+        """Whether the text has ended, by a stop id or by its length."""
+        return self.finish == "stop" or len(self.text) >= job.max_new_tokens
 
 
 class Generator:
@@ -33,40 +60,51 @@ class Generator:
         self._device = device
 
     def run(self, job: GenerateJob, *, clock: Callable[[], float] = time.perf_counter) -> GenerateResult:
-        """Generate until a stop id or the length limit, then the tail.
+        """Generate one slice: until a stop id or the length limit, then the tail, or until the slice is full.
 
         Raises:
             DeadlineError: the caller is gone (`cancelled`).
             InternalError: logits that are not finite (`non_finite_states`).
         """
+        begun = clock()
+        session = job.session
+        if session is None:
+            session = self._begin(job)
+            session.prefill_s = clock() - begun
+            begun = clock()
+        assert isinstance(session, Session)
+        for _ in range(SLICE_TOKENS):
+            self._step(session, job)
+            if session.is_complete(job):
+                break
+        session.decode_s += clock() - begun
+        return GenerateResult(
+            token_ids=list(session.text),
+            tail_token_ids=list(session.tail),
+            finish_reason=session.finish,
+            timing_ms={"prefill": session.prefill_s * 1e3, "decode": session.decode_s * 1e3},
+            session=None if session.is_complete(job) else session,
+        )
+
+    def _begin(self, job: GenerateJob) -> Session:
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._anatomy.config)
-        choose = _chooser(job)
-        begun = clock()
         logits = self._feed(job.token_ids.tolist(), 0, cache, job.is_cancelled)
-        prefilled = clock()
-        text: list[int] = []
-        tail: list[int] = []
-        finish: Literal["stop", "length"] = "length"
-        position = len(job.token_ids)
-        while True:
-            token = choose(logits)
-            ended = finish == "stop" or len(text) >= job.max_new_tokens
-            (tail if ended else text).append(token)
-            if not ended and token in job.stop_token_ids:
-                finish = "stop"
-            ended = finish == "stop" or len(text) >= job.max_new_tokens
-            if ended and len(tail) >= job.tail_tokens:
-                break
-            logits = self._feed([token], position, cache, job.is_cancelled)
-            position += 1
-        return GenerateResult(
-            token_ids=text,
-            tail_token_ids=tail,
-            finish_reason=finish,
-            timing_ms={"prefill": (prefilled - begun) * 1e3, "decode": (clock() - prefilled) * 1e3},
-        )
+        return Session(cache, _chooser(job), len(job.token_ids), logits)
+
+    def _step(self, session: Session, job: GenerateJob) -> None:
+        """Choose a token; feed it if another one will be needed."""
+        token = session.choose(session.logits)
+        if session.is_text_over(job):
+            session.tail.append(token)
+        else:
+            session.text.append(token)
+            if token in job.stop_token_ids:
+                session.finish = "stop"
+        if not session.is_complete(job):
+            session.logits = self._feed([token], session.position, session.cache, job.is_cancelled)
+            session.position += 1
 
     def _feed(
         self, token_ids: Sequence[int], position: int, cache: Any, is_cancelled: Callable[[], bool]

@@ -78,7 +78,10 @@ class HiddenResult:
 
 @dataclass(frozen=True, eq=False)
 class GenerateJob:
-    """Continuation of one sequence, greedy or sampled with a seed.
+    """A slice of the continuation of one sequence, greedy or sampled with a seed.
+
+    A generation comes in slices, so that other work gets its turn between them: the first job has no session, each
+    further one carries the session that the result before gave.
 
     Attributes:
         token_ids: int32 [T], the prompt.
@@ -89,6 +92,7 @@ class GenerateJob:
         seed: of the sampler.
         stop_token_ids: ids that end the text, included in it.
         tail_tokens: further tokens after the end, kept apart.
+        session: what the slice before left; belongs to the engine.
         is_cancelled: asked before every token.
     """
 
@@ -100,17 +104,19 @@ class GenerateJob:
     seed: int
     stop_token_ids: frozenset[int]
     tail_tokens: int
+    session: object | None = None
     is_cancelled: Callable[[], bool] = field(default=lambda: False)
 
 
 @dataclass(frozen=True)
 class GenerateResult:
-    """Generated ids; `finish_reason` is `stop` or `length`."""
+    """All ids generated so far; `finish_reason` is meant once `session` is None: the generation is complete then."""
 
     token_ids: list[int]
     tail_token_ids: list[int]
     finish_reason: Literal["stop", "length"]
     timing_ms: dict[str, float]
+    session: object | None = None
 
 
 Job = HiddenJob | GenerateJob

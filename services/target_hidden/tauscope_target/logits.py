@@ -13,12 +13,9 @@ import numpy.typing as npt
 import torch
 
 from tauscope_target.jobs import LogitsSpec
+from tauscope_target.memory import BLOCK_ELEMENTS, BLOCK_VOCAB
 from tauscope_wire.tensors import LogitsSummary
 
-BLOCK_ELEMENTS = 1 << 24
-"""Most logits of a block: 64 MB as float32 and 128 MB as keys."""
-BLOCK_VOCAB = 1 << 15
-"""Columns of a block: wide enough for full-speed matrix products, and one host-to-device copy when streamed."""
 _LOW = (1 << 32) - 1
 
 
@@ -27,6 +24,7 @@ class HeadBlocks(Protocol):
 
     vocab_size: int
     block_vocab: int
+    block_elements: int
 
     def blocks(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:
         """(first id, weight [block, hidden], bias [block] or None), in order of ids, on the compute device."""
@@ -40,12 +38,13 @@ class ResidentHead:
         self._weight: torch.Tensor = head.weight
         self._bias: torch.Tensor | None = getattr(head, "bias", None)
         self.vocab_size = int(self._weight.shape[0])
-        self.block_vocab = min(BLOCK_VOCAB, self.vocab_size)
+        self.block_vocab = min(BLOCK_VOCAB["resident"], self.vocab_size)
+        self.block_elements = BLOCK_ELEMENTS["resident"]
 
     def blocks(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:
         """Views of the weight."""
-        for start in range(0, self.vocab_size, BLOCK_VOCAB):
-            stop = min(start + BLOCK_VOCAB, self.vocab_size)
+        for start in range(0, self.vocab_size, self.block_vocab):
+            stop = min(start + self.block_vocab, self.vocab_size)
             yield start, self._weight[start:stop], None if self._bias is None else self._bias[start:stop]
 
 
@@ -112,9 +111,9 @@ class RowBlock:
     next_logprobs: torch.Tensor
 
 
-def row_blocks(num_rows: int, block_vocab: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows whose logits over `block_vocab` columns fit a block."""
-    step = max(1, BLOCK_ELEMENTS // block_vocab)
+def row_blocks(num_rows: int, head: HeadBlocks) -> Iterator[tuple[int, int]]:
+    """Ranges of rows whose logits over a block of the vocabulary fit the head's budget."""
+    step = max(1, head.block_elements // head.block_vocab)
     for start in range(0, num_rows, step):
         yield start, min(start + step, num_rows)
 

@@ -14,6 +14,12 @@ CONTEXT_BYTES = 640 << 20
 tells; this is the assumption where it does not)."""
 RESERVE_BYTES = 128 << 20
 """Left free below the cap: allocator slack and what a kernel takes for itself."""
+BLOCK_ELEMENTS: Mapping[Mode, int] = {"resident": 1 << 24, "cpu": 1 << 24, "streamed": 1 << 21}
+"""Most logits of a block by mode: rows x vocabulary never exists at once."""
+BLOCK_VOCAB: Mapping[Mode, int] = {"resident": 1 << 15, "cpu": 1 << 15, "streamed": 1 << 11}
+"""Vocabulary of a block: wide enough for full-speed products; when streamed, two buffers of 21 MB for width 5120."""
+BYTES_PER_LOGIT = 40
+"""Logit, its float32, its 64-bit key on the way to the best, and what sorting takes."""
 MIN_CHUNK_TOKENS = 256
 """Below this a layer's matrix products are far from full speed."""
 SLACK = 1.1
@@ -32,6 +38,7 @@ class ModelSizes:
         layer_bytes: bytes of each loaded decoder layer.
         embedding_bytes: of the embedding.
         head_bytes: of the head, 0 when tied or not loaded.
+        has_head: whether logits are served.
         kv_bytes_per_token: keys and values of one full-attention layer.
         mixer_width: elements per token of the widest token mixer's projections.
         itemsize: bytes of an activation.
@@ -44,6 +51,7 @@ class ModelSizes:
     layer_bytes: tuple[int, ...]
     embedding_bytes: int
     head_bytes: int
+    has_head: bool
     kv_bytes_per_token: int
     mixer_width: int
     itemsize: int
@@ -113,11 +121,18 @@ class Budget:
     bytes: int
 
 
-def device_floor(sizes: ModelSizes, mode: Mode, *, head_block_bytes: int) -> int:
-    """Device memory that a mode needs whatever the pass: weights or slots, and head blocks."""
-    if mode == "resident":
-        return sizes.weights_bytes
-    return sizes.slot_bytes + (head_block_bytes if sizes.head_bytes else 0)
+def head_work_bytes(sizes: ModelSizes, mode: Mode) -> int:
+    """Device memory for logits: a block of them, and the buffers of a streamed head."""
+    if not sizes.has_head:
+        return 0
+    buffers = 2 * BLOCK_VOCAB[mode] * sizes.hidden * sizes.itemsize if mode == "streamed" else 0
+    return buffers + BLOCK_ELEMENTS[mode] * BYTES_PER_LOGIT
+
+
+def device_floor(sizes: ModelSizes, mode: Mode) -> int:
+    """Device memory that a mode needs whatever the pass: weights or slots, and what logits take."""
+    held = sizes.weights_bytes if mode == "resident" else sizes.slot_bytes
+    return held + head_work_bytes(sizes, mode)
 
 
 def fit(
@@ -127,7 +142,6 @@ def fit(
     *,
     pass_tokens: int | None,
     chunk_tokens: int | None,
-    head_block_bytes: int = 0,
     most_tokens: int = 16_384,
 ) -> Budget | None:
     """The largest pass that fits into `available_bytes` of allocations, or None.
@@ -140,10 +154,9 @@ def fit(
         available_bytes: for tensors; context and reserve are not part of it.
         pass_tokens: asked for by name, or None for as many as fit, up to `most_tokens`.
         chunk_tokens: asked for by name, or None.
-        head_block_bytes: buffers of a streamed head.
         most_tokens: largest pass that is chosen without being asked for.
     """
-    floor = device_floor(sizes, mode, head_block_bytes=head_block_bytes)
+    floor = device_floor(sizes, mode)
     left = available_bytes - floor
     wanted = pass_tokens or most_tokens
     chunk = chunk_tokens or min(wanted, max(MIN_CHUNK_TOKENS, (left // 2) // sizes.chunk_bytes_per_token))

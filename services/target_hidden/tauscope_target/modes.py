@@ -21,16 +21,10 @@ from tauscope_target.memory import (
     Budget,
     Mode,
     ModelSizes,
+    device_floor,
     fit,
 )
-from tauscope_target.streaming import (
-    HEAD_ROWS,
-    NUM_SLOTS,
-    StreamedHead,
-    StreamedWeights,
-    StreamPlacement,
-    host_embedding,
-)
+from tauscope_target.streaming import StreamedHead, StreamedWeights, StreamPlacement, host_embedding
 from tauscope_wire.errors import ErrorCode, RequestError, UnavailableError
 
 ModeChoice = Literal["auto", "resident", "streamed", "cpu"]
@@ -133,9 +127,8 @@ def decide(sizes: ModelSizes, request: ModeRequest, memory: MemoryFacts) -> Mode
             available,
             pass_tokens=request.pass_tokens,
             chunk_tokens=request.chunk_tokens,
-            head_block_bytes=NUM_SLOTS * HEAD_ROWS * sizes.hidden * sizes.itemsize,
         )
-        needed = sizes.weights_bytes if mode == "resident" else sizes.slot_bytes
+        needed = device_floor(sizes, mode)
         if budget is None:
             refused.append(f"{mode} needs {_gib(needed)} and activations, {_gib(max(available, 0))} are available")
         elif mode == "streamed" and memory.host_available is not None and memory.host_available < sizes.weights_bytes:

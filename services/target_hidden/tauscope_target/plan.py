@@ -5,13 +5,12 @@ Pure arithmetic over a configuration and tensor headers; times are estimates fro
 
 from dataclasses import dataclass
 
-from tauscope_target.memory import CONTEXT_BYTES, RESERVE_BYTES, Mode, ModelSizes, fit
+from tauscope_target.memory import CONTEXT_BYTES, RESERVE_BYTES, Mode, ModelSizes, device_floor, fit
 
 MATRIX_SHARE = 0.65
 """Share of the matrix rate that a pass reaches: the rest is norms, copies and short kernels (measured on one H200)."""
 BFLOAT16_CPU_COST = 5
 """BF16 matrix products on a CPU without AMX against float32 (measured)."""
-HEAD_BLOCK_ROWS = 2 * 8192
 GIB = 1 << 30
 
 
@@ -93,12 +92,11 @@ def plan_modes(sizes: ModelSizes, limits: Limits, rates: Rates, *, deepest_layer
 def _on_gpu(mode: Mode, sizes: ModelSizes, limits: Limits, rates: Rates, *, ran_bytes: int) -> ModePlan:
     host = sizes.weights_bytes if mode == "streamed" else 0
     pinned = sum(sizes.layer_bytes) + sizes.head_bytes if mode == "streamed" else 0
-    least = (sizes.weights_bytes if mode == "resident" else sizes.slot_bytes) + CONTEXT_BYTES + RESERVE_BYTES
+    least = device_floor(sizes, mode) + CONTEXT_BYTES + RESERVE_BYTES
     if limits.gpu_bytes is None:
         return _refused(mode, "there is no GPU", least, host, pinned)
-    head_block = HEAD_BLOCK_ROWS * sizes.hidden * sizes.itemsize
     available = limits.gpu_bytes - CONTEXT_BYTES - RESERVE_BYTES
-    budget = fit(sizes, mode, available, pass_tokens=None, chunk_tokens=None, head_block_bytes=head_block)
+    budget = fit(sizes, mode, available, pass_tokens=None, chunk_tokens=None)
     if budget is None:
         return _refused(
             mode,

@@ -65,6 +65,7 @@ def model_sizes(
         layer_bytes=tuple(layers[index] * itemsize for index in sorted(layers) if index <= top),
         embedding_bytes=embedding * itemsize,
         head_bytes=head * itemsize if with_head and not config.get("tie_word_embeddings") else 0,
+        has_head=with_head,
         kv_bytes_per_token=kv_bytes_per_token(config, itemsize),
         mixer_width=mixer_width(config),
         itemsize=itemsize,

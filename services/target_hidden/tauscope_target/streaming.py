@@ -16,10 +16,9 @@ from torch import nn
 from tauscope_target.anatomy import Anatomy
 from tauscope_target.arena import ArenaLayout, HostArena, Region
 from tauscope_target.loading import LoadingPlan, parameter_dtype
+from tauscope_target.memory import BLOCK_ELEMENTS, BLOCK_VOCAB
 
 NUM_SLOTS = 2
-HEAD_ROWS = 8192
-"""Vocabulary rows of a head block: 84 MB for hidden size 5120, in two buffers."""
 
 
 @dataclass
@@ -157,7 +156,8 @@ class StreamedHead:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, device: torch.device) -> None:
         self.vocab_size = int(weight.shape[0])
-        self.block_vocab = min(HEAD_ROWS, self.vocab_size)
+        self.block_vocab = min(BLOCK_VOCAB["streamed"], self.vocab_size)
+        self.block_elements = BLOCK_ELEMENTS["streamed"]
         self._weight = weight
         self._bias = None if bias is None else bias.to(device)
         self._device = device
@@ -167,23 +167,23 @@ class StreamedHead:
     @property
     def buffer_bytes(self) -> int:
         """Device memory of the buffers, taken at the first use."""
-        rows = min(HEAD_ROWS, self.vocab_size)
+        rows = self.block_vocab
         return NUM_SLOTS * rows * int(self._weight.shape[1]) * self._weight.itemsize
 
     def blocks(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:
         """Blocks in order; each is valid until the next is asked for."""
         if self._buffers is None:
-            shape = (min(HEAD_ROWS, self.vocab_size), int(self._weight.shape[1]))
+            shape = (self.block_vocab, int(self._weight.shape[1]))
             self._buffers = [
                 torch.empty(shape, dtype=self._weight.dtype, device=self._device) for _ in range(NUM_SLOTS)
             ]
-        starts = list(range(0, self.vocab_size, HEAD_ROWS))
+        starts = list(range(0, self.vocab_size, self.block_vocab))
         self._copy(0, starts[0])
         for number, start in enumerate(starts):
             if number + 1 < len(starts):
                 self._copy((number + 1) % NUM_SLOTS, starts[number + 1])
             buffer = number % NUM_SLOTS
-            stop = min(start + HEAD_ROWS, self.vocab_size)
+            stop = min(start + self.block_vocab, self.vocab_size)
             self._queue.wait_until_copied(buffer)
             bias = None if self._bias is None else self._bias[start:stop]
             yield start, self._buffers[buffer][: stop - start], bias
@@ -191,7 +191,7 @@ class StreamedHead:
 
     def _copy(self, buffer: int, start: int) -> None:
         assert self._buffers is not None
-        rows = self._weight[start : start + HEAD_ROWS]
+        rows = self._weight[start : start + self.block_vocab]
         self._queue.copy(buffer, self._buffers[buffer][: len(rows)], rows)
 
 

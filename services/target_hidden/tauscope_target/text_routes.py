@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -11,9 +12,9 @@ from tauscope_serving.access import Extractor, Reader
 from tauscope_serving.bodies import described_body, read_body
 from tauscope_serving.disconnect import until_disconnect
 from tauscope_target.hidden_routes import TargetParts
-from tauscope_target.jobs import GenerateResult, Tokens
+from tauscope_target.jobs import GenerateJob, GenerateResult, Tokens
 from tauscope_target.requests import deadline_of, generate_job, prompt_ids
-from tauscope_wire.errors import ErrorCode, InternalError, RequestError, TooLargeError
+from tauscope_wire.errors import DeadlineError, ErrorCode, InternalError, RequestError, TooLargeError
 from tauscope_wire.messages import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -92,17 +93,13 @@ class TextRoutes:
         ids = await asyncio.to_thread(prompt_ids, body, tokens=parts.tokens, facts=facts, limits=limits)
         gone = threading.Event()
         job = generate_job(body, ids, facts=facts, limits=limits, is_cancelled=gone.is_set)
-        cost = len(ids) + body.max_new_tokens + body.tail_tokens
-        parts.charge(request, caller, num_tokens=cost)
+        parts.charge(request, caller, num_tokens=len(ids) + body.max_new_tokens + body.tail_tokens)
         deadline_s = deadline_of(body.deadline_s, limits)
         begun = time.perf_counter()
         try:
-            work = parts.loop.run(job, cost=cost, caller=caller.name, deadline_s=deadline_s)
-            result = await until_disconnect(request, work)
+            result = await until_disconnect(request, self._in_slices(job, caller.name, deadline_s))
         finally:
-            gone.set()  # a generation that still runs for us stops at its next token
-        if not isinstance(result, GenerateResult):
-            raise InternalError(f"a generation gave {type(result).__name__}")
+            gone.set()  # a slice that still runs for us stops at its next token
         text = ""
         if parts.tokens is not None:
             text = await asyncio.to_thread(parts.tokens.decode, result.token_ids, skip_special_tokens=False)
@@ -117,6 +114,24 @@ class TextRoutes:
             numerics=facts.numerics,
             timing_ms={"queue": queue_ms, **result.timing_ms},
         )
+
+    async def _in_slices(self, job: GenerateJob, caller: str, deadline_s: float) -> GenerateResult:
+        """Run a generation slice by slice, so that other callers get their turns between."""
+        ends = time.monotonic() + deadline_s
+        cost = len(job.token_ids)
+        while True:
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise DeadlineError(
+                    f"not done within {deadline_s:g} s; ask for fewer tokens, or give a longer deadline_s"
+                )
+            result = await self._parts.loop.run(job, cost=cost, caller=caller, deadline_s=left)
+            if not isinstance(result, GenerateResult):
+                raise InternalError(f"a generation gave {type(result).__name__}")
+            if result.session is None:
+                return result
+            job = replace(job, session=result.session)
+            cost = 1
 
     def _tokens(self) -> Tokens:
         if self._parts.tokens is None:
