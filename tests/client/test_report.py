@@ -1,6 +1,7 @@
 """The report: its numbers are those of results.json, clicking works in a browser, and no text becomes markup."""
 
 import csv
+import importlib.util
 import json
 import re
 
@@ -141,3 +142,19 @@ def test_an_address_opens_its_prompt_drafter_and_round(run):
     script = "return [page.getElementById('prompt-id').textContent, page.querySelector('#round h3').textContent];"
     (name, title), _ = look(path, script, hash_part="#prompt-3-1-round-2")
     assert name == "c" and title.startswith("Round 2: ")
+
+
+def test_parquet_holds_the_rounds_with_their_types(run):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is an extra (tauscope[report])")
+    assert main(["report", str(run.path), "--parquet"]) == 0
+    table = parquet.read_table(run.path / "rounds.parquet")
+    emitted = [row["emitted"] for row in table.to_pylist() if row["drafter"] == "good"]
+    tau = run.results["drafters"]["good"]["overall"]["values"]["tau"]
+    assert sum(emitted) / len(emitted) == pytest.approx(tau)
+
+
+def test_without_pyarrow_parquet_says_what_to_install(run, capsys):
+    if importlib.util.find_spec("pyarrow") is not None:
+        pytest.skip("pyarrow is installed here")
+    assert main(["report", str(run.path), "--parquet"]) == 2
+    assert "pip install 'tauscope[report]'" in capsys.readouterr().err
