@@ -63,6 +63,7 @@ def create_service(
         title=title, version=version, description=description, lifespan=lifespan, responses=dict(ERROR_RESPONSES)
     )
     app.state.access = access or Access()
+    app.state.not_ready = not_ready  # for those that ask without HTTP: a supervisor in the same process
     errors.install(app)
     app.add_middleware(RequestRecord, metrics=metrics)
 

@@ -1,0 +1,187 @@
+"""Both services as Ray Serve applications: several replicas behind one address.
+
+A composition root, like the command lines: it joins HTTP and compute of each service inside of a replica. Target
+replicas share a folder of stored states (`store_dir`, on a file system that all of them see), so that any of them serves
+any handle and one that is lost takes none with it. Quotas of keys are counted by each replica for itself.
+
+    serve run replicas:target model=/models/target store_dir=/shared/states
+    serve deploy serve.yaml
+"""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+GIB = 1 << 30
+
+
+class TargetArguments(BaseModel):
+    """What a target replica is made of; see `tauscope-target --help`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Path
+    store_dir: Path
+    store_space_bytes: int = 64 * GIB
+    store_memory_bytes: int = 4 * GIB
+    ttl_s: float = 3600.0
+    device: str = "auto"
+    gpu_memory_bytes: int | None = None
+    deepest_layer: int | None = None
+    allow_reference_kernels: bool = False
+    keys: Path | None = None
+
+
+class DrafterArguments(BaseModel):
+    """What a drafter replica is made of; see `tauscope-drafter --help`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    target_url: str
+    target_model: Path
+    drafters: list[str]
+    device: str = "auto"
+    dtype: str = "auto"
+    keys: Path | None = None
+    target_key: str | None = None
+
+
+class PlainBodies:
+    """Ray sends pieces of an answer from process to process by pickle, which knows no memoryview."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+
+        async def plain(message: Message) -> None:
+            if isinstance(message.get("body"), memoryview):
+                message["body"] = bytes(message["body"])
+            await send(message)
+
+        await self._app(scope, receive, plain)
+
+
+class Replica:
+    """Ray asks its health; a replica that is not ready is replaced."""
+
+    app: FastAPI
+
+    def check_health(self) -> None:
+        """Raise when the service says that it cannot work."""
+        reasons = list(self.app.state.not_ready())
+        if reasons:
+            raise RuntimeError("; ".join(reasons))
+
+
+def build_target(given: TargetArguments) -> FastAPI:
+    """Load the model and give the application; runs inside of a replica."""
+    from tauscope_serving.keys import Keyring
+    from tauscope_serving.logs import set_up_logs
+    from tauscope_serving.service import Access
+    from tauscope_serving.settings import ServingSettings
+    from tauscope_target.app import create_app
+    from tauscope_target.modes import ModeRequest
+    from tauscope_target.settings import DEFAULT_LIMITS, TargetSettings
+    from tauscope_target.startup import EngineSettings, start_engine
+    from tauscope_target.tokens import load_tokens
+
+    set_up_logs("info")
+    engine = start_engine(
+        EngineSettings(
+            model=given.model,
+            device=given.device,  # type: ignore[arg-type]
+            allow_reference_kernels=given.allow_reference_kernels,
+            deepest_layer=given.deepest_layer,
+            mode=ModeRequest(gpu_memory=given.gpu_memory_bytes),
+        )
+    )
+    settings = TargetSettings(
+        serving=ServingSettings(limits=DEFAULT_LIMITS, keys_file=given.keys),
+        store_bytes=given.store_memory_bytes,
+        ttl_s=given.ttl_s,
+        spill_dir=given.store_dir,
+        spill_bytes=given.store_space_bytes,
+    )
+    app = create_app(engine, load_tokens(given.model), settings, access=Access(keyring=Keyring(given.keys)))
+    app.add_middleware(PlainBodies)
+    return app
+
+
+def build_drafter(given: DrafterArguments) -> FastAPI:
+    """Load the drafters and give the application; runs inside of a replica."""
+    from tauscope_drafter.app import DrafterService, create_app
+    from tauscope_drafter.checkpoint.options import parse_drafter
+    from tauscope_drafter.commands.devices import choose_device, choose_dtype
+    from tauscope_drafter.engine import Engine
+    from tauscope_drafter.loading import open_place
+    from tauscope_drafter.states import StatesSource
+    from tauscope_serving.keys import Keyring
+    from tauscope_serving.logs import set_up_logs
+    from tauscope_serving.service import Access
+    from tauscope_wire.connection import Connection
+    from tauscope_wire.messages import Limits
+
+    set_up_logs("info")
+    where = choose_device(given.device)
+    engine = Engine(open_place(where, choose_dtype(given.dtype, where), given.target_model))
+    for text in given.drafters:
+        name, path, options = parse_drafter(text)
+        engine.load(name, Path(path), options, roots=None)
+    limits = Limits(
+        max_body_bytes=2 * GIB,
+        max_tokens=262_144,
+        max_anchors=65_536,
+        max_top_k=1024,
+        max_queued=256,
+        default_deadline_s=600.0,
+        max_deadline_s=3600.0,
+    )
+    app = create_app(
+        DrafterService(
+            engine=engine,
+            states=StatesSource(Connection(given.target_url, key=given.target_key)),
+            limits=limits,
+            version=version("tauscope"),
+            roots=(),  # every replica must have the same drafters: they are named at the start
+            access=Access(keyring=Keyring(given.keys)),
+        )
+    )
+    app.add_middleware(PlainBodies)
+    return app
+
+
+def target(args: dict[str, Any], *, num_replicas: int = 1) -> serve.Application:
+    """The application `replicas:target`; fields of `TargetArguments`. A configuration file decides about replicas."""
+    given = TargetArguments.model_validate(args)
+
+    def build() -> FastAPI:
+        return build_target(given)
+
+    @serve.deployment(name="target", num_replicas=num_replicas, max_ongoing_requests=256)
+    @serve.ingress(build)
+    class Target(Replica):
+        pass
+
+    return Target.bind()  # type: ignore[attr-defined, no-any-return]
+
+
+def drafter(args: dict[str, Any], *, num_replicas: int = 1) -> serve.Application:
+    """The application `replicas:drafter`; fields of `DrafterArguments`. A configuration file decides about replicas."""
+    given = DrafterArguments.model_validate(args)
+
+    def build() -> FastAPI:
+        return build_drafter(given)
+
+    @serve.deployment(name="drafter", num_replicas=num_replicas, max_ongoing_requests=64)
+    @serve.ingress(build)
+    class Drafter(Replica):
+        pass
+
+    return Drafter.bind()  # type: ignore[attr-defined, no-any-return]
