@@ -1,6 +1,7 @@
 """Shared by the integration tests: the model, our services over it, and the reports that `docs/engines.md` sums up."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -70,12 +71,13 @@ def drafter_url(target_url: str, smollm2: Path, small_drafter: Path) -> Iterator
 
 @pytest.fixture
 def tiny_run(
-    tmp_path: Path, prompts_file: Path, target_url: str, drafter_url: str
+    request: pytest.FixtureRequest, prompts_file: Path, target_url: str, drafter_url: str
 ) -> Callable[..., tuple[dict[str, Any], list[dict[str, Any]]]]:
     """`tauscope eval` on all prompts with references from the place given; returns results and references."""
 
     def run(reference: str, *extra: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        out = tmp_path / "run"
+        out = REPORTS / "runs" / request.node.name  # kept, to look into a difference afterwards
+        shutil.rmtree(out, ignore_errors=True)
         command = (
             *(sys.executable, "-m", "tauscope_client.cli", "eval", str(prompts_file), "--drafter", "small"),
             *("--reference", reference, "--target", target_url, "--drafter-url", drafter_url, "--out", str(out)),

@@ -143,11 +143,12 @@ def test_asked_in_vllms_own_convention_the_planes_are_the_same(target, token_ids
 
 
 def test_an_offset_of_one_layer_would_not_go_unnoticed(vllm_states, target, token_ids):
-    """The comparison can fail: the neighbouring layer is thousands of times further away than the tolerance."""
+    """The comparison can fail: the neighbouring layer is a hundred times further away than the tolerance, and more."""
     theirs, _ = vllm_states
     shifted = ours(target, token_ids, layers=[layer + 1 for layer in OUTPUT_IDS[:-1]])
     for index in range(len(OUTPUT_IDS) - 1):
-        assert largest_difference(shifted[index], theirs[:, index].astype(np.float32)) > 1000 * RELATIVE_TOLERANCE
+        # One massive activation sets the scale of the middle layers, hence a hundred and not more.
+        assert largest_difference(shifted[index], theirs[:, index].astype(np.float32)) > 100 * RELATIVE_TOLERANCE
 
 
 def test_the_final_norm_plane_equals_sglangs_last_states(sglang_states, target, token_ids, report):

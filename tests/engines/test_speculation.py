@@ -17,25 +17,33 @@ def speculating(small_drafter) -> Iterator[Server]:
 
 
 def test_the_counters_of_the_server_are_the_rounds_of_the_walk(speculating, tiny_run, report):
-    """Both in float32 on the same text, so not only within an interval: prompt by prompt, rounds by rounds."""
+    """Both in float32 on the same text: pooled within the interval, and prompt by prompt within two rounds."""
     results, frozen = tiny_run(f"openai={speculating.url}")
-    served = results["served"]
+    overall = results["drafters"]["small"]["overall"]
     prompts = {prompt["prompt_id"]: prompt for prompt in results["drafters"]["small"]["prompts"]}
-    rows = {
-        line["id"]: {
-            "served_rounds": line["served"]["verify_steps"],
-            "predicted_rounds": len(prompts[line["id"]]["emitted"]),
-            "served_tokens": line["served"]["completion_tokens"] - 1,
-            "predicted_tokens": sum(prompts[line["id"]]["emitted"]),
-        }
-        for line in frozen
-        if line["served"]
-    }
-    report("vllm-served-against-predicted", {"served": served, "by_prompt": rows})
+    rows = {line["id"]: _row(line["served"], prompts[line["id"]]) for line in frozen if line["served"]}
+    report(
+        "vllm-served-against-predicted",
+        {"served": results["served"], "interval": overall["intervals"]["tau"], "by_prompt": rows},
+    )
     assert all(line["engine"]["speculating"] is True for line in frozen)
     assert len(rows) >= len(frozen) - 1, "counters were dropped: did something else use the server?"
-    predicted = served["predicted"]["small"]
-    # Rounding may move single drafts where two logits nearly tie; a systematic difference would be larger.
-    assert served["tau"] == pytest.approx(predicted["tau"], rel=0.02)
-    differing = [name for name, row in rows.items() if row["served_rounds"] != row["predicted_rounds"]]
-    assert len(differing) <= len(rows) // 5, differing
+    assert overall["intervals"]["tau"]["low"] <= results["served"]["tau"] <= overall["intervals"]["tau"]["high"]
+    # Two implementations draft another token where two logits nearly tie; a wrong layer or position would change many.
+    assert results["served"]["tau"] == pytest.approx(overall["values"]["tau"], rel=0.02)
+    for name, row in rows.items():
+        assert abs(row["served_rounds"] - row["predicted_rounds"]) <= 2, name
+        assert row["served_tokens"] == row["predicted_tokens"], name
+
+
+def _row(served, prompt):
+    """Both sides of one prompt; histograms count rounds by accepted drafts."""
+    accepted = prompt["accepted"]
+    return {
+        "served_rounds": served["verify_steps"],
+        "predicted_rounds": len(accepted),
+        "served_tokens": served["completion_tokens"] - 1,
+        "predicted_tokens": sum(prompt["emitted"]),
+        "served_histogram": served["histogram"],
+        "predicted_histogram": [accepted.count(count) for count in range(len(served["histogram"]))],
+    }
