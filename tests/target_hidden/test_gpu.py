@@ -1,0 +1,174 @@
+"""What only a CUDA device can show: fla kernels, streams and events, the memory cap. Run with `make test-gpu`."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kit.engine import job, random_ids, results
+from kit.models import tiny_hybrid
+from tauscope_target.attention import causal_attention
+from tauscope_target.engine import TorchEngine
+from tauscope_target.jobs import GenerateJob, GenerateResult, LogitsSpec
+from tauscope_target.modes import ModeRequest
+from tauscope_target.selftests import relative_difference, rows_are_their_own
+from tauscope_target.startup import EngineSettings, start_engine
+from tauscope_wire.errors import ErrorCode, TauscopeError
+
+pytestmark = pytest.mark.gpu
+
+FIELDS = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "max_position_embeddings": 32_768,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [6, 5, 5],
+        "mrope_interleaved": True,
+    },
+}
+BFLOAT16_NOISE = 0.05
+"""Passes of other shapes take other matrix kernels; eight layers of BF16 amplify that to about a percent."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_hybrid(tmp_path_factory.mktemp("gpu") / "hybrid", dtype=torch.bfloat16, **FIELDS)
+
+
+def start(folder: Path, **mode: object) -> TorchEngine:
+    request = ModeRequest(**({"pass_tokens": 4096, "chunk_tokens": 1024} | mode))  # type: ignore[arg-type]
+    return start_engine(EngineSettings(folder, "cuda", mode=request))
+
+
+@pytest.fixture(scope="module")
+def resident(folder: Path) -> TorchEngine:
+    return start(folder, weights="resident")
+
+
+def test_a_hybrid_runs_on_fla_kernels_and_says_so_with_pinned_configurations(resident: TorchEngine) -> None:
+    numerics = resident.facts.numerics
+    assert numerics.linear_attention == "fla"
+    assert not numerics.reference_kernels
+    assert numerics.compute_dtype == "bfloat16"
+    assert numerics.kernel_configs
+    assert {test.status for test in resident.facts.self_tests} == {"passed"}
+
+
+def test_a_second_start_has_the_same_fingerprint_and_the_same_bits(folder: Path, resident: TorchEngine) -> None:
+    again = start(folder, weights="resident")
+    assert again.facts.numerics == resident.facts.numerics
+    ids = random_ids(300)
+    (first,), (second,) = (results(e, [job(ids, (0, 7), dtype="bfloat16")]) for e in (resident, again))
+    np.testing.assert_array_equal(first.states.view(np.uint16), second.states.view(np.uint16))
+
+
+@pytest.mark.parametrize("tokens", [64, 1000, 3000])
+def test_streamed_equals_resident_bit_for_bit(folder: Path, resident: TorchEngine, tokens: int) -> None:
+    streamed = start(folder, weights="streamed")
+    jobs = [job(random_ids(tokens, seed=s), (-1, 2, 5, 7), final_norm=True, dtype="bfloat16") for s in (1, 2)]
+    for _ in range(5):  # a race between copy and compute would not show every time
+        for ours, theirs in zip(results(streamed, jobs), results(resident, jobs), strict=True):
+            np.testing.assert_array_equal(ours.states.view(np.uint16), theirs.states.view(np.uint16))
+
+
+def test_a_streamed_head_gives_the_same_best_ids(folder: Path, resident: TorchEngine) -> None:
+    streamed = start(folder, weights="streamed")
+    wanted = [job(random_ids(700), (), logits=LogitsSpec(4, next_token=True), dtype="bfloat16")]
+    (ours,), (theirs,) = results(streamed, wanted), results(resident, wanted)
+    assert ours.logits is not None
+    assert theirs.logits is not None
+    assert np.mean(ours.logits.argmax_ids == theirs.logits.argmax_ids) > 0.95  # near-ties in BF16
+    np.testing.assert_allclose(ours.logits.top_logprobs, theirs.logits.top_logprobs, atol=0.1)
+
+
+def test_rows_of_a_shared_pass_and_of_chunks_are_their_own(resident: TorchEngine) -> None:
+    jobs = [job(random_ids(n, seed=n), (2, 7), dtype="bfloat16") for n in (700, 65, 300)]
+    runner = resident.parts.runner
+    shared = results(resident, jobs)
+    before = runner.chunk_tokens
+    try:
+        runner.chunk_tokens = 130
+        chunked = [results(resident, [one])[0] for one in jobs]
+    finally:
+        runner.chunk_tokens = before
+    for one, together, pieces in zip(jobs, shared, chunked, strict=True):
+        (alone,) = results(resident, [one])
+        for other in (together, pieces):
+            assert relative_difference(other.states, alone.states) < BFLOAT16_NOISE
+            assert all(rows_are_their_own(a, b) for a, b in zip(other.states, alone.states, strict=True))
+
+
+@pytest.mark.parametrize("groups", [1, 6])
+def test_attention_of_a_later_chunk_is_the_lower_right_triangle(groups: int) -> None:
+    class Layer(torch.nn.Module):
+        num_key_value_groups = groups
+        is_causal = True
+
+    random = torch.Generator("cuda").manual_seed(0)
+    shape = (2, 4 * groups, 100, 256)
+    query = torch.randn(shape, generator=random, device="cuda", dtype=torch.bfloat16)
+    key, value = (torch.randn(2, 4, 228, 256, generator=random, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    found, _ = causal_attention(Layer(), query, key, value, None, scaling=256**-0.5)
+    mask = torch.ones(100, 228, dtype=torch.bool, device="cuda").tril(128)
+    wide = [t.float().repeat_interleave(groups, dim=1) if t is not query else t.float() for t in (query, key, value)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=mask)
+    torch.testing.assert_close(found.transpose(1, 2).float(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_the_cap_refuses_a_pass_and_the_service_lives(folder: Path) -> None:
+    engine = start(folder, weights="streamed")
+    total = torch.cuda.mem_get_info()[1]
+    ids = random_ids(30_000)
+    small = job(random_ids(100), (7,), dtype="bfloat16")
+    (expected,) = results(engine, [small])
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (24 << 20)) / total)
+    try:
+        engine.parts.runner.chunk_tokens = 30_000
+        (refused,) = engine.execute([job(ids, (7,), dtype="bfloat16")])
+        assert isinstance(refused, TauscopeError)
+        assert refused.code is ErrorCode.OUT_OF_MEMORY
+        engine.parts.runner.chunk_tokens = 1024
+        (after,) = results(engine, [small])
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    np.testing.assert_array_equal(after.states.view(np.uint16), expected.states.view(np.uint16))
+
+
+def test_a_generation_agrees_with_the_prefill_of_its_own_text(resident: TorchEngine) -> None:
+    ids = random_ids(90)
+    job_ = GenerateJob(ids, 16, 0.0, 1.0, 0, 0, frozenset(), 0)
+    (found,) = resident.execute([job_])
+    assert isinstance(found, GenerateResult)
+    text = np.concatenate([ids, np.array(found.token_ids, np.int32)])
+    (prefill,) = results(resident, [job(text, (), logits=LogitsSpec(2, next_token=True), dtype="bfloat16", start=89)])
+    assert prefill.logits is not None
+    # the token that was chosen is among the best two of the prefill: the kernels of one token and of many differ
+    assert all(token in best for token, best in zip(found.token_ids, prefill.logits.top_ids, strict=False))
+
+
+@pytest.mark.slow
+def test_fused_paths_keep_the_fla_kernels_and_deviate_by_rounding(folder: Path) -> None:
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
+
+    before = qwen.causal_conv1d_fn
+    try:
+        settings = EngineSettings(
+            folder, "cuda", options=("fused",), mode=ModeRequest(weights="resident", pass_tokens=2048)
+        )
+        facts = start_engine(settings).facts
+    finally:
+        qwen.causal_conv1d_fn = before
+    assert facts.numerics.linear_attention == "fla"
+    assert facts.numerics.convolution == "fused"
+    assert facts.noise_floor is not None
+    assert max(facts.noise_floor["options"]) < BFLOAT16_NOISE
