@@ -1,8 +1,8 @@
 """Both services as Ray Serve applications: several replicas behind one address.
 
 A composition root, like the command lines: it joins HTTP and compute of each service inside of a replica. Target
-replicas share a folder of stored states (`store_dir`, on a file system that all of them see), so that any of them serves
-any handle and one that is lost takes none with it. Quotas of keys are counted by each replica for itself.
+replicas share a folder of stored states (`store_dir`, on a file system that all of them see): any of them serves any
+handle, and one that is lost takes none with it. Quotas of keys are counted by each replica for itself.
 
     serve run replicas:target model=/models/target store_dir=/shared/states
     serve deploy serve.yaml
