@@ -1,4 +1,4 @@
-# Real engines, each in an environment of its own under .engines/ (6 GB in all); included by the main Makefile.
+# Real engines, each in an environment of its own under .engines/ (9 GB in all); included by the main Makefile.
 # An engine that cannot be set up is reported as NOT RUN and fails the verb; it never counts as passed.
 
 ENGINES_PYTEST = PYTHONPATH=tests $(BIN)/python -m pytest -m engines -s --timeout 3600 -p no:cacheprovider
@@ -8,7 +8,8 @@ ENGINES_SETUP = PYTHONPATH=tests nice -n 10 $(BIN)/python -m engines.environment
 
 engines: $(VENV)/.dev ## Real SGLang, vLLM, transformers serve and z-lab's dflash: set up, start, compare, stop (an hour)
 	-$(ENGINES_SETUP) transformers vllm sglang dflash
-	nice -n 10 env $(ENGINES_PYTEST) tests/engines
+	@echo "llamacpp: NOT RUN here, it builds from source for 20 minutes: make engine-llamacpp"
+	nice -n 10 env $(ENGINES_PYTEST) tests/engines --ignore tests/engines/test_llamacpp.py
 
 engine-sglang: $(VENV)/.dev ## Only SGLang
 	$(ENGINES_SETUP) sglang
@@ -16,7 +17,7 @@ engine-sglang: $(VENV)/.dev ## Only SGLang
 
 engine-vllm: $(VENV)/.dev ## Only vLLM
 	$(ENGINES_SETUP) vllm
-	nice -n 10 env $(ENGINES_PYTEST) tests/engines/test_vllm.py
+	nice -n 10 env $(ENGINES_PYTEST) tests/engines/test_vllm.py tests/engines/test_speculation.py
 
 engine-transformers: $(VENV)/.dev ## Only transformers serve
 	$(ENGINES_SETUP) transformers
