@@ -30,6 +30,8 @@ __all__ = ["app", "main"]
 TRACEBACK_VARIABLE = "TAUSCOPE_TRACEBACK"
 """Set to see where an unexpected failure comes from."""
 
+_INTERRUPTED = "interrupted; what was finished is kept, and the same command goes on from there"
+
 app = typer.Typer(
     name="tauscope",
     help=f"How good is a drafter on a target, without a speculative server.\n\n{EXIT_CODES_HELP}",
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str] | None = None, *, environ: Mapping[str, str] =
     except typer.Exit as stop:
         return stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        errors.print("interrupted; the same command continues the run", markup=False)
+        errors.print(_INTERRUPTED, markup=False)
         return ExitCode.INTERRUPTED
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -92,6 +94,8 @@ def main(arguments: Sequence[str] | None = None, *, environ: Mapping[str, str] =
             soft_wrap=True,
         )
         return ExitCode.FAILED
+    if code == ExitCode.INTERRUPTED:  # typer turns the interrupt into an exit code
+        errors.print(_INTERRUPTED, markup=False)
     return int(code or 0)
 
 

@@ -1,6 +1,7 @@
 """The program against both real services: killed half-way and continued, and what users do wrong."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,20 @@ def test_a_run_killed_half_way_is_continued_to_the_same_results(
     results = [json.loads((folder / "results.json").read_text()) for folder in (whole, out)]
     assert results[0] == results[1]
     assert (out / "references.jsonl").read_bytes() == (whole / "references.jsonl").read_bytes()
+
+
+def test_an_interrupt_ends_with_one_line_and_its_own_exit_code(tmp_path: Path, prompts: Path, services: Any) -> None:
+    command = [sys.executable, "-m", "tauscope_client.cli", *line(prompts, tmp_path / "run", services)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        said = []
+        for text in process.stderr:
+            said.append(text)
+            if text.startswith("references: 1/3"):
+                process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+    assert said[-1].startswith("interrupted; what was finished is kept")
+    assert not any("Traceback" in text for text in said)
 
 
 def test_hidden_states_arrive_as_files_and_their_bfloat16_is_the_rounded_float32(
