@@ -30,7 +30,7 @@ __all__ = ["app", "main"]
 TRACEBACK_VARIABLE = "TAUSCOPE_TRACEBACK"
 """Set to see where an unexpected failure comes from."""
 
-_INTERRUPTED = "interrupted; what was finished is kept, and the same command goes on from there"
+_INTERRUPTED = "interrupted; what was finished is kept, the same command with the same --out goes on from there"
 
 app = typer.Typer(
     name="tauscope",

@@ -135,6 +135,7 @@ def evaluate(
         now=clock(),
     )
     with RunFolder(out, manifest) as folder:
+        progress.note(f"run folder: {out}" + (" (continued)" if folder.is_resumed else ""))
         references, failures = collect_references(
             prompts.records,
             settings.references,

@@ -230,3 +230,27 @@ def test_speed_is_an_estimate_from_tau_and_given_costs(cli, prompts_path, tmp_pa
     assert code == ExitCode.OK and f"{tau / 1.25:.2f}" in stdout and "1.25" in stdout and "an estimate" in stdout
     code, _, stderr = cli("speed", out, "--target-ms", "0", "--draft-ms", "5", addresses=False)
     assert code == ExitCode.USAGE and "target_cost_ms=0" in stderr
+
+
+def test_a_server_that_dies_half_way_says_how_to_go_on(cli, services, prompts_path, tmp_path):
+    talk, out = Talk(), tmp_path / "run"
+    with running(sglang_app(services.model, talk)) as url:
+        line = ["eval", str(prompts_path), "-d", "good", "-r", f"sglang={url}", "-o", str(out)]
+        line += ["--max-new-tokens", "20"]
+            "eval",
+            str(prompts_path),
+            "-d",
+            "good",
+            "-r",
+            f"sglang={url}",
+            "-o",
+            str(out),
+            "--max-new-tokens",
+            "20",
+        ]
+        assert cli(*line, "--check-references", "0")[0] == ExitCode.OK
+    references = out / "references.jsonl"
+    references.write_text("".join(references.read_text().splitlines(keepends=True)[:1]))
+    code, _, stderr = cli(*line)
+    assert code == ExitCode.UNREACHABLE
+    assert "no reference server answers" in stderr and f"go on with --out {out}" in stderr

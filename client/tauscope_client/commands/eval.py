@@ -29,7 +29,7 @@ from tauscope_client.references.source import ReferenceSource
 from tauscope_client.references.stored import StoredSource
 from tauscope_client.terminal import TerminalProgress, show_results, stdout_console
 from tauscope_client.tree_rows import parse_budgets
-from tauscope_wire.errors import ErrorCode, NotFoundError
+from tauscope_wire.errors import ErrorCode, NotFoundError, RetryableError, UnreachableError
 
 __all__ = ["evaluate_command"]
 
@@ -143,15 +143,20 @@ def evaluate_command(
                     "drafter_url": drafter_url,
                 },
             )
-            outcome = evaluate(
-                settings,
-                file,
-                folder,
-                target=target_client,
-                drafter=drafter_client,
-                source=source,
-                progress=progress,
-            )
+            try:
+                outcome = evaluate(
+                    settings,
+                    file,
+                    folder,
+                    target=target_client,
+                    drafter=drafter_client,
+                    source=source,
+                    progress=progress,
+                )
+            except (UnreachableError, RetryableError) as error:
+                if (folder / "manifest.json").exists():
+                    error.message += f"; what was finished is kept: go on with --out {folder}"
+                raise
     show_results(outcome.results, console)
     console.print(f"run folder: {outcome.path}", soft_wrap=True, markup=False)
     if outcome.failures:
