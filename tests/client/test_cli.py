@@ -237,17 +237,6 @@ def test_a_server_that_dies_half_way_says_how_to_go_on(cli, services, prompts_pa
     with running(sglang_app(services.model, talk)) as url:
         line = ["eval", str(prompts_path), "-d", "good", "-r", f"sglang={url}", "-o", str(out)]
         line += ["--max-new-tokens", "20"]
-            "eval",
-            str(prompts_path),
-            "-d",
-            "good",
-            "-r",
-            f"sglang={url}",
-            "-o",
-            str(out),
-            "--max-new-tokens",
-            "20",
-        ]
         assert cli(*line, "--check-references", "0")[0] == ExitCode.OK
     references = out / "references.jsonl"
     references.write_text("".join(references.read_text().splitlines(keepends=True)[:1]))
