@@ -1,5 +1,6 @@
 """The bundled drafters: real weights, both formats, shared tables."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tauscope_drafter.checkpoint.options import LoadOptions
 from tauscope_drafter.loading import Loaded, Place, load, open_place
 
 MODELS = Path(__file__).resolve().parents[2] / "deploy" / "demo" / "models"
-HIDDEN, LENGTH = 256, 60
+LENGTH = 60
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,9 @@ def place() -> Place:
 
 def drafts(drafter: Loaded) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    states = torch.randn(len(drafter.spec.taps), LENGTH, HIDDEN, generator=generator)
-    ids = torch.randint(4, 4096, (LENGTH,), generator=generator)
+    spec = drafter.spec
+    states = torch.randn(len(spec.taps), LENGTH, spec.target_hidden_size, generator=generator)
+    ids = torch.randint(4, spec.vocab_size, (LENGTH,), generator=generator)
     with torch.inference_mode():
         context = drafter.network.fuse(states, ids)
         found = drafter.network.draft(context, list(range(20, LENGTH)), ids, top_k=4)
@@ -30,7 +32,8 @@ def drafts(drafter: Loaded) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_the_trained_drafter_loads_and_shares_the_tables_of_the_target(place: Place) -> None:
     drafter = load(MODELS / "drafter-a", LoadOptions(), place)
-    assert drafter.spec.taps == (1, 3, 4, 5, 6)
+    config = json.loads((MODELS / "drafter-a" / "config.json").read_text())
+    assert drafter.spec.taps == tuple(config["dflash_config"]["target_layer_ids"])
     assert (drafter.spec.block_size, drafter.spec.layout, drafter.spec.drafts) == (16, "fill-in", 15)
     assert drafter.from_target == ("embed_tokens", "lm_head")
     assert not drafter.spec.warnings
@@ -55,12 +58,18 @@ def test_a_training_checkpoint_with_its_own_tables_needs_no_target(place: Place,
     path = MODELS / "drafter-b" / "checkpoint.pt"
     tensors = dict(torch.load(path, weights_only=True)["model_state_dict"])
     tensors["embed_tokens.weight"] = tensors["lm_head.weight"] = place.embedding.table.clone()  # type: ignore[union-attr]
-    tensors["verifier_lm_head.weight"] = torch.zeros(4096, HIDDEN)  # used in training only: must not be read
+    tensors["verifier_lm_head.weight"] = torch.zeros_like(
+        tensors["lm_head.weight"]
+    )  # used in training only: must not be read
     torch.save({"model_state_dict": tensors, "optimizer_state_dict": {}, "step": 3}, tmp_path / "checkpoint.pt")
-    options = LoadOptions(block_size=16, taps=(1, 3, 4, 5, 6), mask_token_id=1, rope_theta=1e6)
+    plain = load(path, LoadOptions(), place)
+    spec = plain.spec
+    options = LoadOptions(
+        block_size=16, taps=spec.taps, mask_token_id=spec.mask_token_id, rope_theta=spec.layers.rope.theta
+    )
     alone = load(tmp_path / "checkpoint.pt", options, open_place(torch.device("cpu"), torch.float32, None))
     assert alone.from_target == ()
-    for one, other in zip(drafts(alone), drafts(load(path, LoadOptions(), place)), strict=True):
+    for one, other in zip(drafts(alone), drafts(plain), strict=True):
         assert torch.equal(one, other)
 
 
