@@ -36,10 +36,11 @@ from tauscope_target.kernels import (  # noqa: E402
     pin_configurations,
     ran_configurations,
 )
-from tauscope_target.loading import LoadingPlan, assemble, build_skeleton  # noqa: E402
+from tauscope_target.loading import LoadingPlan, assemble  # noqa: E402
 from tauscope_target.memory import Budget  # noqa: E402
 from tauscope_target.modes import ModeDecision, build  # noqa: E402
 from tauscope_target.selftests import SelfTestPlan, noise_floor, relative_difference, run_self_tests  # noqa: E402
+from tauscope_target.skeleton import build_skeleton  # noqa: E402
 
 GIB = 1 << 30
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tauscope_target.spill import SpillDirectory
-from tauscope_target.store import stored
+from tauscope_target.stored import stored
 
 
 def write_for_ever(path: Path) -> None:

@@ -24,7 +24,7 @@ plan = LoadingPlan(torch.bfloat16, torch.device("cpu"))
 if sys.argv[2] == "streamed":
     place = lambda anatomy: StreamPlacement(anatomy, plan).allocate
     plan = LoadingPlan(torch.bfloat16, torch.device("cpu"), place=place)
-from tauscope_target.loading import build_skeleton, read_config
+from tauscope_target.skeleton import build_skeleton, read_config
 build_skeleton(read_config(folder), torch.bfloat16)  # imports are not what is measured
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 anatomy = load(folder, plan)

@@ -19,7 +19,8 @@ from tauscope_serving.settings import ServingSettings
 from tauscope_target.app import create_app
 from tauscope_target.settings import TargetSettings
 from tauscope_target.spill import SpillDirectory
-from tauscope_target.store import HandleStore, StoredStates, stored
+from tauscope_target.store import HandleStore
+from tauscope_target.stored import StoredStates, stored
 from tauscope_wire.connection import Connection
 from tauscope_wire.errors import ErrorCode, GoneError, RequestError, UnavailableError
 from tauscope_wire.messages import HiddenReceipt, HiddenRequest, LogitsRequest

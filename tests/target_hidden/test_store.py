@@ -7,7 +7,8 @@ import pytest
 
 from tauscope_target.handles import handle_of
 from tauscope_target.jobs import HiddenJob, LogitsSpec
-from tauscope_target.store import HandleStore, StoredStates, stored
+from tauscope_target.store import HandleStore
+from tauscope_target.stored import StoredStates, stored
 from tauscope_wire.errors import ErrorCode, GoneError, QuotaError, TooLargeError, UnavailableError
 
 ROW_BYTES = 64 * 4 + 4

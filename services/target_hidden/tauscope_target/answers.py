@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tauscope_target.jobs import TargetFacts
-from tauscope_target.store import StoredStates
+from tauscope_target.stored import StoredStates
 from tauscope_wire.body import Body
 from tauscope_wire.errors import ErrorCode, RequestError
 from tauscope_wire.layers import FINAL_NORM, Plane

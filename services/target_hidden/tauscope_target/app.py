@@ -13,8 +13,9 @@ from tauscope_serving.compute import ComputeLoop
 from tauscope_serving.metrics import ServiceMetrics
 from tauscope_serving.packing import fair_pack
 from tauscope_serving.service import Access, create_service
-from tauscope_target.hidden_routes import HiddenRoutes, TargetParts
+from tauscope_target.hidden_routes import HiddenRoutes
 from tauscope_target.jobs import Engine, Job, Result, Tokens
+from tauscope_target.parts import TargetParts
 from tauscope_target.settings import TargetSettings
 from tauscope_target.spill import SpillDirectory
 from tauscope_target.store import HandleStore

@@ -14,58 +14,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from tauscope_serving.access import Extractor, Reader
 from tauscope_serving.answers import TensorResponse
 from tauscope_serving.bodies import described_body, read_body
-from tauscope_serving.compute import ComputeLoop
 from tauscope_serving.disconnect import until_disconnect
 from tauscope_serving.errors import request_id
 from tauscope_serving.keys import Principal
-from tauscope_serving.metrics import ServiceMetrics
-from tauscope_serving.quotas import QuotaMeter
-from tauscope_serving.service import note
 from tauscope_target.answers import body_of, parse_planes, part_of, receipt_of
 from tauscope_target.handles import handle_of, numerics_digest
-from tauscope_target.jobs import Engine, HiddenJob, HiddenResult, Job, Result, Tokens
+from tauscope_target.jobs import HiddenJob, HiddenResult
+from tauscope_target.parts import TargetParts
 from tauscope_target.requests import answer_bytes, deadline_of, hidden_job, prompt_ids
-from tauscope_target.settings import TargetSettings
-from tauscope_target.store import HandleStore, StoredStates, stored
+from tauscope_target.stored import StoredStates, stored
 from tauscope_wire.errors import GoneError, InternalError
 from tauscope_wire.messages import HiddenReceipt, HiddenRequest
-
-
-@dataclass(frozen=True, eq=False)
-class TargetParts:
-    """What the routes work with.
-
-    Attributes:
-        engine: the compute side.
-        loop: runs the engine's passes.
-        tokens: the tokenizer, or None.
-        store: handles.
-        settings: limits and budgets.
-        metrics: counters.
-        quotas: what keys may use.
-        secret: keys the handles of this service.
-    """
-
-    engine: Engine
-    loop: ComputeLoop[Job, Result]
-    tokens: Tokens | None
-    store: HandleStore
-    settings: TargetSettings
-    metrics: ServiceMetrics
-    quotas: QuotaMeter
-    secret: bytes
-
-    def charge(self, request: Request, caller: Principal, *, num_tokens: int) -> None:
-        """Count tokens against the key's quota before they are computed."""
-        self.quotas.charge_tokens(caller, num_tokens)
-        self.metrics.tokens.labels(caller.name).inc(num_tokens)
-        note(request, tokens=num_tokens)
-
-    def charge_answer(self, request: Request, caller: Principal, *, num_bytes: int) -> None:
-        """Count bytes of an answer against the key's quota before they are sent."""
-        self.quotas.charge_bytes(caller, num_bytes)
-        self.metrics.answer_bytes.labels(caller.name).inc(num_bytes)
-        note(request, answer_bytes=num_bytes)
 
 
 class Part(BaseModel):

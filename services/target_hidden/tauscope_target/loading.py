@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from tauscope_target.anatomy import Anatomy, dissect
 from tauscope_target.checkpoint import CheckpointFolder
+from tauscope_target.naming import UNUSED, listed, match_names, persistent
+from tauscope_target.skeleton import build_skeleton, needs_conversion, read_config
 from tauscope_target.weights import WeightSource, open_source
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
@@ -24,16 +25,6 @@ Progress = Callable[[int, int], None]
 
 Allocate = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 """Gives the memory of one parameter: (name in the model, shape, dtype) -> uninitialised tensor."""
-
-UNUSED = re.compile(r"^(model\.)?(visual|vision_tower|mtp)\.|^mtp_|\.rotary_emb\.inv_freq$|\.masked_bias$")
-"""Tensors that belong to parts which are never served, or that the model computes itself."""
-
-PREFIXES: tuple[tuple[str, str], ...] = (
-    ("model.language_model.", "model."),
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-)
-"""How vision-language checkpoints name their text tower, and the text model's own names."""
 
 
 @dataclass(frozen=True)
@@ -55,46 +46,6 @@ class LoadingPlan:
     place: Callable[[Anatomy], Allocate] | None = None
 
 
-class _EmptyOnMeta(TorchFunctionMode):
-    """Puts what layers allocate for their weights on the meta device; tables that are computed stay real."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is torch.empty and kwargs.get("device") is None:
-            kwargs["device"] = "meta"
-        return func(*args, **kwargs)
-
-
-def read_config(folder: CheckpointFolder) -> Any:
-    """The text model's transformers configuration.
-
-    Raises:
-        CheckpointError: an unknown model type, or a configuration that transformers refuses.
-    """
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        first = str(error).strip().partition("\n")[0][:300]
-        raise CheckpointError(
-            f"{folder.path}/config.json: transformers cannot use it: {first}", ErrorCode.CHECKPOINT_UNSUPPORTED
-        ) from None
-    is_text_tower = str(config.model_type).startswith("qwen3_5") and hasattr(config, "text_config")
-    return config.get_text_config() if is_text_tower else config
-
-
-def checkpoint_dtype(folder: CheckpointFolder) -> torch.dtype:
-    """Dtype that the configuration names, else that of the largest tensor, else float32."""
-    named = folder.text_config.get("dtype") or folder.text_config.get("torch_dtype") or folder.config.get("dtype")
-    found = getattr(torch, str(named).removeprefix("torch."), None) if named else None
-    if isinstance(found, torch.dtype):
-        return found
-    largest = max(folder.entries.values(), key=lambda entry: entry.nbytes, default=None)
-    kinds = {"BF16": torch.bfloat16, "F16": torch.float16}
-    return kinds.get(largest.dtype, torch.float32) if largest is not None else torch.float32
-
-
 def load(folder: CheckpointFolder, plan: LoadingPlan, *, progress: Progress = lambda done, total: None) -> Anatomy:
     """Load the text model of a checkpoint.
 
@@ -113,7 +64,7 @@ def load(folder: CheckpointFolder, plan: LoadingPlan, *, progress: Progress = la
     if folder.config.get("quantization_config") is not None:
         return _load_by_library(folder, config, plan)
     model = build_skeleton(config, plan.dtype)
-    if _needs_conversion(model):
+    if needs_conversion(model):
         return _load_by_library(folder, config, plan)
     return assemble(model, open_source(folder), plan, progress=progress)
 
@@ -139,85 +90,13 @@ def assemble(
     return _finished(anatomy, plan)
 
 
-def build_skeleton(config: Any, dtype: torch.dtype) -> Any:
-    """The model without weights: large parameters on the meta device, computed tables real."""
-    from transformers import AutoModelForCausalLM
-
-    from tauscope_target import attention
-
-    attention.register()
-    try:
-        with _EmptyOnMeta():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    except ValueError as error:
-        first = str(error).strip().partition("\n")[0][:300]
-        raise CheckpointError(f"no causal language model for it: {first}", ErrorCode.CHECKPOINT_UNSUPPORTED) from None
-    if model.config._attn_implementation == "sdpa":
-        model.set_attn_implementation(attention.NAME)
-    return model
-
-
-def match_names(model: Any, shapes: Mapping[str, tuple[int, ...]], *, skipped: Callable[[str], bool]) -> dict[str, str]:
-    """Pair every parameter with a tensor of the checkpoint.
-
-    Args:
-        model: the skeleton.
-        shapes: what the checkpoint holds.
-        skipped: whether a tensor, by its name in the model, belongs to a part that is left out.
-
-    Returns:
-        Name in the model -> name in the checkpoint.
-
-    Raises:
-        CheckpointError: `tensor_missing`, `tensor_unexpected` or `tensor_shape`; names each.
-    """
-    wanted = {name: tuple(tensor.shape) for name, tensor in _persistent(model)}
-    tied = set(getattr(model, "_tied_weights_keys", None) or {}) if model.config.tie_word_embeddings else set()
-    ignored = [re.compile(p) for p in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []]
-    prefix = f"{model.base_model_prefix}."
-    has_prefix = any(_rename(name).startswith(prefix) for name in shapes)
-    found: dict[str, str] = {}
-    unexpected = []
-    for name in shapes:
-        own = _rename(name)
-        if not has_prefix and f"{prefix}{own}" in wanted:
-            own = f"{prefix}{own}"  # a checkpoint of the base model alone
-        if own in wanted:
-            found[own] = name
-        elif not (UNUSED.search(name) or own in tied or skipped(own) or any(p.search(name) for p in ignored)):
-            unexpected.append(name)
-    optional = tied | {name for name, buffer in model.named_buffers() if buffer.device.type != "meta"}
-    missing = [name for name in wanted if name not in found and name not in optional]
-    if missing:
-        raise CheckpointError(
-            f"the checkpoint lacks {_listed(missing)} of {type(model).__name__}",
-            ErrorCode.TENSOR_MISSING,
-            details={"missing": missing[:20], "unexpected": unexpected[:20]},
-        )
-    if unexpected:
-        raise CheckpointError(
-            f"the checkpoint holds {_listed(unexpected)}, which {type(model).__name__} does not have; "
-            "is config.json the one of this checkpoint?",
-            ErrorCode.TENSOR_UNEXPECTED,
-            details={"unexpected": unexpected[:20]},
-        )
-    for own, name in found.items():
-        if shapes[name] != wanted[own]:
-            raise CheckpointError(
-                f"{name} has shape {list(shapes[name])}; the configuration asks for {list(wanted[own])}",
-                ErrorCode.TENSOR_SHAPE,
-                details={"tensor": name, "found": list(shapes[name]), "expected": list(wanted[own])},
-            )
-    return {own: name for own, name in found.items() if own not in tied}
-
-
 def fill(
     anatomy: Anatomy, source: WeightSource, names: Mapping[str, str], plan: LoadingPlan, *, progress: Progress
 ) -> None:
     """Allocate every parameter and read its tensor into it; then tie what the configuration ties."""
     model = anatomy.model
     allocate = plan.place(anatomy) if plan.place is not None else _on(plan.device)
-    tensors = dict(_persistent(model))
+    tensors = dict(persistent(model))
     sizes = {name: tensors[name].numel() * tensors[name].element_size() for name in names}
     done, total = 0, sum(sizes.values())
     for name, stored in names.items():
@@ -254,7 +133,7 @@ def _finished(anatomy: Anatomy, plan: LoadingPlan) -> Anatomy:
     stuck = [name for name, tensor in _all_tensors(anatomy.model) if tensor.device.type == "meta"]
     if stuck:
         raise CheckpointError(
-            f"{type(anatomy.model).__name__} keeps {_listed(stuck)} outside the checkpoint in a way that is not known",
+            f"{type(anatomy.model).__name__} keeps {listed(stuck)} outside the checkpoint in a way that is not known",
             ErrorCode.CHECKPOINT_UNSUPPORTED,
         )
     for module in anatomy.model.modules():
@@ -301,19 +180,12 @@ def _load_by_library(folder: CheckpointFolder, config: Any, plan: LoadingPlan) -
         (list(map(str, mismatched)), ErrorCode.TENSOR_SHAPE),
     ):
         if names:
-            raise CheckpointError(f"{folder.path}: {code.value.replace('_', ' ')}: {_listed(names)}", code)
+            raise CheckpointError(f"{folder.path}: {code.value.replace('_', ' ')}: {listed(names)}", code)
     if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(attention.NAME)
     model.to(plan.device)
     model.eval().requires_grad_(False)
     return dissect(model, has_head=plan.with_head)
-
-
-def _needs_conversion(model: Any) -> bool:
-    """Whether transformers would compute tensors from several stored ones, or permute them."""
-    from transformers.conversion_mapping import WeightConverter, get_model_conversion_mapping
-
-    return any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(model))
 
 
 def _trim(anatomy: Anatomy, plan: LoadingPlan) -> None:
@@ -336,27 +208,6 @@ def _skipper(anatomy: Anatomy, plan: LoadingPlan) -> Callable[[str], bool]:
     return skipped
 
 
-def _rename(name: str) -> str:
-    for old, new in PREFIXES:
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return name
-
-
-def _persistent(model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    for owner, module in model.named_modules():
-        for leaf, buffer in module._buffers.items():
-            if buffer is not None and leaf not in module._non_persistent_buffers_set:
-                yield (f"{owner}.{leaf}" if owner else leaf), buffer
-
-
 def _all_tensors(model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
-
-
-def _listed(names: list[str], *, most: int = 5) -> str:
-    shown = ", ".join(names[:most])
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{'tensor' if len(names) == 1 else 'tensors'} {shown}{more}"

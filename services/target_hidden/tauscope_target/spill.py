@@ -21,7 +21,7 @@ from typing import Any
 import numpy.typing as npt
 
 from tauscope_target.checkpoint import read_header, read_metadata
-from tauscope_target.store import StoredStates
+from tauscope_target.stored import StoredStates
 from tauscope_target.tensor_file import TEMPORARY_SUFFIX, file_bytes, map_tensor, write_tensors
 from tauscope_wire.checksums import digest_of
 from tauscope_wire.errors import CheckpointError, ErrorCode, RequestError, UnavailableError

@@ -15,11 +15,12 @@ from tauscope_target.engine import EngineParts, TorchEngine
 from tauscope_target.fused import apply_options
 from tauscope_target.jobs import HiddenJob, TargetFacts
 from tauscope_target.kernels import KernelWatch, Observation, observing, pin_configurations, ran_configurations
-from tauscope_target.loading import LoadingPlan, Progress, checkpoint_dtype, load, read_config
+from tauscope_target.loading import LoadingPlan, Progress, load
 from tauscope_target.modes import ModeDecision, ModeRequest, apply_cap, build, decide, default_duty, measure
 from tauscope_target.numerics import fingerprint, refuse_reference_kernels
 from tauscope_target.selftests import SelfTestPlan, jobs_for, noise_floor, run_self_tests, states_of
 from tauscope_target.sizes import model_sizes
+from tauscope_target.skeleton import checkpoint_dtype, read_config
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.errors import ErrorCode, InternalError
 from tauscope_wire.messages import ModelInfo, SelfTest

@@ -10,62 +10,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from tauscope_wire.checksums import digest_of
-from tauscope_wire.dtypes import WireDtype
+from tauscope_target.stored import StoredStates
 from tauscope_wire.errors import ErrorCode, GoneError, QuotaError, TooLargeError, UnavailableError
-from tauscope_wire.layers import Plane
-from tauscope_wire.tensors import LogitsSummary
-
-
-@dataclass(eq=False)
-class StoredStates:
-    """One entry.
-
-    Attributes:
-        planes: names in the order of the data.
-        dtype: element type.
-        token_ids: int32 [T], the whole sequence.
-        start: position of the first row.
-        states: [P, n, H], never written again.
-        logits: summary at the same positions, or None.
-        owner: name of the key that asked.
-        shared: whether other keys may read it.
-        digest: xxh3_128 over the data.
-    """
-
-    planes: tuple[Plane, ...]
-    dtype: WireDtype
-    token_ids: npt.NDArray[np.int32]
-    start: int
-    states: npt.NDArray[Any]
-    logits: LogitsSummary | None
-    owner: str
-    shared: bool
-    digest: str
-    created: float = 0.0
-    pins: int = field(default=0, repr=False)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the entry holds."""
-        summary = self.logits
-        arrays = [] if summary is None else [summary.argmax_ids, summary.top_ids, summary.top_logprobs]
-        return int(self.states.nbytes + self.token_ids.nbytes + sum(array.nbytes for array in arrays))
-
-    @property
-    def stop(self) -> int:
-        """One past the last position."""
-        return self.start + int(self.states.shape[1])
-
-    def is_readable_by(self, caller: str) -> bool:
-        """Whether `caller`, a key's name, may read it."""
-        return self.shared or caller == self.owner
 
 
 class Backing(Protocol):
@@ -264,18 +212,3 @@ class HandleStore:
         entry = self._entries.pop(handle, None)
         if entry is not None:
             self._bytes -= entry.nbytes
-
-
-def stored(
-    *,
-    planes: tuple[Plane, ...],
-    dtype: WireDtype,
-    token_ids: npt.NDArray[np.int32],
-    start: int,
-    states: npt.NDArray[Any],
-    logits: LogitsSummary | None,
-    owner: str,
-    shared: bool,
-) -> StoredStates:
-    """An entry with its digest."""
-    return StoredStates(planes, dtype, token_ids, start, states, logits, owner, shared, digest_of(states))

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 from tauscope_serving.access import Extractor, Reader
 from tauscope_serving.bodies import described_body, read_body
 from tauscope_serving.disconnect import until_disconnect
-from tauscope_target.hidden_routes import TargetParts
 from tauscope_target.jobs import GenerateJob, GenerateResult, Tokens
+from tauscope_target.parts import TargetParts
 from tauscope_target.requests import deadline_of, generate_job, prompt_ids
 from tauscope_wire.errors import DeadlineError, ErrorCode, InternalError, RequestError, TooLargeError
 from tauscope_wire.messages import (
