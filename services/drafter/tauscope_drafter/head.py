@@ -132,7 +132,7 @@ class Head:
 
     def _slices(self) -> Iterator[tuple[int, int, Tensor]]:
         """The head in pieces that fit on the device: one piece when it lies there."""
-        if self.weight.device == self._device and self.weight.dtype == self._dtype:
+        if self._is_resident():
             yield 0, self.num_rows, self.weight
             return
         row_bytes = self.weight.shape[1] * torch.empty((), dtype=self._dtype).element_size()
@@ -140,6 +140,12 @@ class Head:
         for first in range(0, self.num_rows, step):
             stop = min(first + step, self.num_rows)
             yield first, stop, self.weight[first:stop].to(self._device, self._dtype, non_blocking=True)
+
+    def _is_resident(self) -> bool:
+        here, there = self.weight.device, self._device
+        # "cuda" without a number means the current device, whose tensors carry the number
+        same = here == there or (here.type == there.type and there.index is None)
+        return same and self.weight.dtype == self._dtype
 
     def _rank_slice(self, hidden: Tensor, weight: Tensor, k: int, first: int, correction: Tensor | None) -> TopK:
         width = weight.shape[0]

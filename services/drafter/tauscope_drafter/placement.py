@@ -19,7 +19,7 @@ MIN_LOGITS_ROWS = 64  # rows of logits ranked together; fewer read the head more
 USEFUL_LOGITS_ROWS, USEFUL_ANCHORS = 1024, 128  # more of either gains nothing: products are at full speed
 LOGITS_SHARE = 0.7  # of what is free beside the weights; the rest is for activations
 LOGIT_BYTES = 12  # see head._BYTES_PER_LOGIT
-MATRIX_SHARE = 0.65  # share of the matrix rate that drafting reaches; see docs/benchmarks.md
+MATRIX_SHARE = 0.65  # assumed share of the matrix rate that drafting reaches; tests/bench/h200_drafter.py measures it
 BYTES_PER_WEIGHT = {"cuda": 2, "cpu": 4}  # BF16 on a GPU, float32 on a CPU
 PIPELINE_SLOTS = 2  # copies of a streamed weight that may be alive: the one in use and the next
 

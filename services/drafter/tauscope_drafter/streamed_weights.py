@@ -23,11 +23,9 @@ class StreamedWeights(Mapping[str, Tensor]):
 
     def __init__(self, weights: Mapping[str, Tensor], device: torch.device) -> None:
         self._device = device
-        pinned = device.type == "cuda"
-        self._weights = {
-            name: t.to(device) if t.nbytes <= RESIDENT_BYTES else (t.pin_memory() if pinned else t)
-            for name, t in weights.items()
-        }
+        small = {name: t.to(device) for name, t in weights.items() if t.nbytes <= RESIDENT_BYTES}
+        large = {name: t for name, t in weights.items() if name not in small}
+        self._weights = small | (_in_one_arena(large) if device.type == "cuda" else large)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._weights[name].to(self._device, non_blocking=True)
@@ -42,3 +40,17 @@ class StreamedWeights(Mapping[str, Tensor]):
     def device_bytes(self) -> int:
         """What stays on the device."""
         return sum(t.nbytes for t in self._weights.values() if t.device.type == self._device.type)
+
+
+def _in_one_arena(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as views of one pinned buffer: the allocator rounds every request up to a power of two."""
+    dtypes = {t.dtype for t in weights.values()}
+    if len(dtypes) != 1:
+        return {name: t.pin_memory() for name, t in weights.items()}
+    arena = torch.empty(sum(t.numel() for t in weights.values()), dtype=dtypes.pop(), pin_memory=True)
+    views, start = {}, 0
+    for name, tensor in weights.items():
+        views[name] = arena[start : start + tensor.numel()].view(tensor.shape)
+        views[name].copy_(tensor)
+        start += tensor.numel()
+    return views
