@@ -88,13 +88,25 @@ def test_a_drafter_over_the_budget_is_refused_before_it_is_read(folder: Path) ->
     assert engine.load("b", folder / "a", LoadOptions(), roots=None).memory_bytes == size
 
 
+def test_tables_of_its_own_that_nobody_expected_count_too(folder: Path, tmp_path: Path) -> None:
+    size = engine_of(folder).cards()[0].memory_bytes
+    engine = engine_of(folder, drafter_bytes=2 * size + 100)
+    own = drafters.dflash_tensors() | drafters.shared_tables(seed=1)  # not the target's, so they cannot be shared
+    drafters.write_folder(tmp_path / "own", drafters.dflash_config(), own)
+    for _ in range(2):
+        with pytest.raises(TooLargeError, match="unload one"):
+            engine.load("b", tmp_path / "own", LoadOptions(), roots=None)
+    assert [card.name for card in engine.cards()] == ["a"]
+
+
 def test_a_request_in_flight_survives_the_unload_of_its_drafter(folder: Path) -> None:
     engine = engine_of(folder)
-    started = job(engine)
+    started = job(engine, context_key="h")
     engine.unload("a")
     with pytest.raises(NotFoundError, match="loaded are: none"):
         engine.lease("a")
     assert result(engine, started).token_ids.shape == (3, 3)
+    assert engine._cache.used_bytes == 0  # else the cache would hold on to a drafter that nobody can ask
 
 
 def test_one_bad_job_fails_alone(folder: Path) -> None:

@@ -97,16 +97,18 @@ class Engine:
         try:
             loaded = with_measured_layout(load(path, options, self.place, name=name), self.place, self._probe_source)
             entry = Entry(loaded, card_of(name, loaded), self._cache)
+            self._registry.put(name, entry)
         except BaseException:
             self._registry.release(name)
             raise
-        self._registry.put(name, entry)
         log.info("drafter loaded", extra={"fields": {"drafter": name, "evidence": list(loaded.evidence)}})
         return entry.card
 
     def unload(self, name: str) -> None:
         """Forget a name; requests in flight finish."""
-        self._cache.forget(self._registry.remove(name))
+        entry = self._registry.remove(name)
+        entry.is_unloaded = True
+        self._cache.forget(entry)
 
     # --- drafting --------------------------------------------------------------------------------------------------
 
@@ -213,7 +215,7 @@ class Engine:
             )
         context = network.fuse(states, token_ids)
         cached = CachedContext(context, states.shape[1], context.nbytes, tuple(warnings))
-        if job.context_key is not None:
+        if job.context_key is not None and not entry.is_unloaded:
             self._cache.put(entry, job.context_key, cached)
         return cached
 

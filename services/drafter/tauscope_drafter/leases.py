@@ -9,11 +9,19 @@ from tauscope_wire.messages import DrafterCard
 
 @dataclass(eq=False)
 class Entry:
-    """A loaded drafter with its card, and the cache that may hold contexts of it."""
+    """A loaded drafter with its card, and the cache that may hold contexts of it.
+
+    Attributes:
+        loaded: the drafter.
+        card: as the wire describes it.
+        cache: of all drafters.
+        is_unloaded: its name is gone; contexts of it are not kept any more, they would keep it in memory.
+    """
 
     loaded: Loaded
     card: DrafterCard
     cache: ContextCache
+    is_unloaded: bool = False
 
     @property
     def memory_bytes(self) -> int:

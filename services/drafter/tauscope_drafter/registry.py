@@ -47,20 +47,22 @@ class Registry(Generic[E]):
                     f"drafter {name!r} is loaded already; unload it first or choose another name",
                     ErrorCode.DRAFTER_EXISTS,
                 )
-            used = sum(e.memory_bytes for e in self._entries.values()) + sum(self._reserved.values())
-            if self.budget_bytes is not None and used + memory_bytes > self.budget_bytes:
-                held = ", ".join(f"{n} {e.memory_bytes}" for n, e in self._entries.items()) or "nothing"
-                raise TooLargeError(
-                    f"drafter {name!r} needs {memory_bytes} bytes; {used} of the budget of {self.budget_bytes} are "
-                    f"used ({held}); unload one or raise --drafter-memory",
-                    details={"needed": memory_bytes, "used": used, "bound": self.budget_bytes},
-                )
+            self._check_room(name, memory_bytes)
             self._reserved[name] = memory_bytes
 
     def put(self, name: str, entry: E) -> None:
-        """Turn a reservation into an entry."""
+        """Turn a reservation into an entry; the estimate it was made with may have been too low.
+
+        Raises:
+            TooLargeError: the entry does not fit; the reservation stays, give it back.
+        """
         with self._lock:
-            self._reserved.pop(name, None)
+            reserved = self._reserved.pop(name, 0)
+            try:
+                self._check_room(name, entry.memory_bytes)
+            except TooLargeError:
+                self._reserved[name] = reserved
+                raise
             self._entries[name] = entry
 
     def release(self, name: str) -> None:
@@ -96,3 +98,13 @@ class Registry(Generic[E]):
         """All entries, in the order of loading."""
         with self._lock:
             return list(self._entries.values())
+
+    def _check_room(self, name: str, memory_bytes: int) -> None:
+        used = sum(e.memory_bytes for e in self._entries.values()) + sum(self._reserved.values())
+        if self.budget_bytes is not None and used + memory_bytes > self.budget_bytes:
+            held = ", ".join(f"{n} {e.memory_bytes}" for n, e in self._entries.items()) or "nothing"
+            raise TooLargeError(
+                f"drafter {name!r} needs {memory_bytes} bytes; {used} of the budget of {self.budget_bytes} are "
+                f"used ({held}); unload one or raise --drafter-memory",
+                details={"needed": memory_bytes, "used": used, "bound": self.budget_bytes},
+            )
