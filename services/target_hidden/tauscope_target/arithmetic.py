@@ -1,5 +1,6 @@
 """Where and in which dtype the model computes: decided once, at start-up."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,21 @@ def choose_device(choice: DeviceChoice) -> torch.device:
             "--device cuda: torch finds no CUDA device; check the driver, or give --device cpu", ErrorCode.NOT_READY
         )
     return torch.device("cpu")
+
+
+def numbered_devices(numbers: Sequence[int]) -> list[torch.device]:
+    """CUDA devices by number.
+
+    Raises:
+        RequestError: a number that does not exist, or twice.
+    """
+    count = torch.cuda.device_count()
+    for index, number in enumerate(numbers):
+        if not 0 <= number < count:
+            raise RequestError(f"--devices [{index}]={number}: torch finds {count} CUDA devices (0..{count - 1})")
+        if number in numbers[:index]:
+            raise RequestError(f"--devices [{index}]={number}: given twice")
+    return [torch.device("cuda", number) for number in numbers]
 
 
 def choose_dtype(

@@ -32,7 +32,7 @@ class Capture:
         jobs: the requests, in the order of the batch rows.
         anatomy: the model's parts.
         head: the output projection, or None when it is not loaded.
-        device: where the pass runs.
+        device: where the pass begins; with a GPU, answers are written to pinned memory.
     """
 
     def __init__(
@@ -41,7 +41,6 @@ class Capture:
         self._jobs = jobs
         self._anatomy = anatomy
         self._head = head
-        self._device = device
         self._last = len(anatomy.layer_types) - 1
         hidden = int(anatomy.config.hidden_size)
         pinned = device.type == "cuda"
@@ -56,8 +55,8 @@ class Capture:
         self._summaries = [
             SummaryRows(j.logits, j.token_ids, j.start, j.num_positions) if j.logits is not None else None for j in jobs
         ]
-        self._flags = torch.zeros((len(jobs), 2), dtype=torch.bool, device=device)
-        self._copies: torch.cuda.Stream | None = torch.cuda.Stream(device) if pinned else None  # type: ignore[no-untyped-call]
+        self._flags: dict[torch.device, torch.Tensor] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     @property
     def deepest(self) -> int:
@@ -85,9 +84,12 @@ class Capture:
 
     def results(self) -> list[tuple[npt.NDArray[Any], SummaryRows | None] | InternalError]:
         """States and summary per job, or why they cannot be given; waits for copies under way."""
-        if self._copies is not None:
-            self._copies.synchronize()
-        flags = self._flags.cpu().tolist()
+        for stream in self._streams.values():
+            stream.synchronize()
+        found = torch.zeros((len(self._jobs), 2), dtype=torch.bool)
+        for on_device in self._flags.values():
+            found |= on_device.cpu()
+        flags = found.tolist()
         results: list[tuple[npt.NDArray[Any], SummaryRows | None] | InternalError] = []
         for output, summary, (not_finite, zero) in zip(self._outputs, self._summaries, flags, strict=True):
             if not_finite or (summary is not None and not summary.is_finite):
@@ -118,19 +120,32 @@ class Capture:
         output = self._outputs[row]
         low = position - self._jobs[row].start
         place = output[plane, low : low + len(rows)]
-        if self._copies is None:
+        if rows.device.type != "cuda":
             place.copy_(rows)
             cast = place
         else:
             cast = rows.to(output.dtype, copy=may_be_zero)  # the embedding output is overwritten in place later
-            self._copies.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(self._copies):
-                place.copy_(cast, non_blocking=True)
-            cast.record_stream(self._copies)
+            self._copy_out(place, cast)
+        flags = self._flags_on(cast.device)
         largest = torch.linalg.vector_norm(cast, ord=float("inf"), dim=-1)
-        self._flags[row, _NOT_FINITE] |= ~torch.isfinite(largest).all()
+        flags[row, _NOT_FINITE] |= ~torch.isfinite(largest).all()
         if not may_be_zero:  # an embedding row may be zero: that of a padding token is
-            self._flags[row, _ZERO] |= (largest == 0).any()
+            flags[row, _ZERO] |= (largest == 0).any()
+
+    def _copy_out(self, place: torch.Tensor, rows: torch.Tensor) -> None:
+        """Copy rows to pinned memory on a stream of their device that does not hold up the layers."""
+        stream = self._streams.get(rows.device)
+        if stream is None:
+            stream = self._streams[rows.device] = torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(rows.device))
+        with torch.cuda.stream(stream):
+            place.copy_(rows, non_blocking=True)
+        rows.record_stream(stream)
+
+    def _flags_on(self, device: torch.device) -> torch.Tensor:
+        if device not in self._flags:
+            self._flags[device] = torch.zeros((len(self._jobs), 2), dtype=torch.bool, device=device)
+        return self._flags[device]
 
     def _finish_rows(self, row: int, position: int, rows: torch.Tensor) -> None:
         job, summary = self._jobs[row], self._summaries[row]

@@ -81,6 +81,7 @@ class DecoderRunner:
         chunk_tokens: most tokens that a layer computes at once.
         duty: pauses between layers; none by default.
         embed: token ids [batch, seq] (int64, CPU) to embeddings on the device.
+        layer_devices: where each layer lies, when they are spread; None puts all on `device`.
     """
 
     def __init__(
@@ -92,12 +93,14 @@ class DecoderRunner:
         chunk_tokens: int,
         duty: Duty | None = None,
         embed: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        layer_devices: Sequence[torch.device] | None = None,
     ) -> None:
         self.anatomy = anatomy
         self.chunk_tokens = chunk_tokens
         self._weights = weights
         self._duty = duty if duty is not None else Duty(1.0, device=device)
         self._device = device
+        self._layer_devices = layer_devices
         self._embed = embed if embed is not None else self._embed_on_device
         self._capture: Capture | None = None
         self._is_cancelled: Callable[[], bool] = lambda: False
@@ -126,6 +129,8 @@ class DecoderRunner:
         deepest = capture.deepest if capture is not None else len(self.anatomy.layers) - 1
         if self._is_cancelled():
             raise DeadlineError("the callers of this pass are gone", ErrorCode.CANCELLED)
+        if self._layer_devices is not None:
+            hidden, args, kwargs = moved((hidden, args, kwargs), self._layer_devices[index])
         if capture is not None and index == 0:
             capture.take(EMBEDDING, 0, hidden)
             if deepest == EMBEDDING:
@@ -189,6 +194,17 @@ class DecoderRunner:
         finally:
             self._capture = None
             self._is_cancelled = lambda: False
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The same value with every tensor in it on `device`; a cache stays, its layers are where they were filled."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(moved(part, device) for part in value)
+    if isinstance(value, dict):
+        return {name: moved(part, device) for name, part in value.items()}
+    return value
 
 
 def right_padded(jobs: Sequence[HiddenJob]) -> torch.Tensor:

@@ -32,11 +32,18 @@ class HeadBlocks(Protocol):
 
 
 class ResidentHead:
-    """Blocks of a head that lies on the compute device."""
+    """Blocks of a head that lies on the compute device.
 
-    def __init__(self, head: Any) -> None:
-        self._weight: torch.Tensor = head.weight
-        self._bias: torch.Tensor | None = getattr(head, "bias", None)
+    Args:
+        head: the model's own output projection.
+        device: where logits are computed, if the head lies elsewhere (tied to an embedding on another device): it is
+            copied there.
+    """
+
+    def __init__(self, head: Any, *, device: torch.device | None = None) -> None:
+        self._weight: torch.Tensor = head.weight if device is None else head.weight.to(device)
+        bias: torch.Tensor | None = getattr(head, "bias", None)
+        self._bias = bias if bias is None or device is None else bias.to(device)
         self.vocab_size = int(self._weight.shape[0])
         self.block_vocab = min(BLOCK_VOCAB["resident"], self.vocab_size)
         self.block_elements = BLOCK_ELEMENTS["resident"]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tauscope_target import arithmetic, guard
+from tauscope_target.anatomy import Anatomy
 from tauscope_target.checkpoint import CheckpointFolder, open_checkpoint
 from tauscope_target.duty import Duty
 from tauscope_target.engine import EngineParts, TorchEngine
@@ -21,6 +22,7 @@ from tauscope_target.numerics import fingerprint, refuse_reference_kernels
 from tauscope_target.selftests import SelfTestPlan, jobs_for, noise_floor, run_self_tests, states_of
 from tauscope_target.sizes import model_sizes
 from tauscope_target.skeleton import checkpoint_dtype, read_config
+from tauscope_target.spread import build_spread, decide_spread
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.errors import ErrorCode, InternalError
 from tauscope_wire.messages import ModelInfo, SelfTest
@@ -41,6 +43,7 @@ class EngineSettings:
         deepest_layer: last layer that may be asked; None for all.
         with_head: load final norm and head.
         options: named faster paths, see `fused.OPTIONS`.
+        devices: numbers of the GPUs that a resident model is spread over; one or none is the usual single device.
         mode: how weights are held, memory caps, size of passes.
     """
 
@@ -52,6 +55,7 @@ class EngineSettings:
     deepest_layer: int | None = None
     with_head: bool = True
     mode: ModeRequest = field(default_factory=ModeRequest)
+    devices: tuple[int, ...] = ()
     options: tuple[str, ...] = field(default_factory=tuple)
 
 
@@ -75,6 +79,8 @@ def start_engine(
     """
     folder = open_checkpoint(settings.model)
     device = arithmetic.choose_device(settings.device)
+    if settings.devices:
+        device = arithmetic.numbered_devices(settings.devices)[0]
     if device.type == "cpu":
         guard.block_gpu_kernels()
     stored = checkpoint_dtype(folder)
@@ -96,11 +102,21 @@ def start_engine(
         with_head=with_head,
     )
     memory = measure(device)
-    decision = decide(sizes, settings.mode, memory)
-    say(f"weights {decision.reason}; passes of {decision.budget.pass_tokens} tokens")
-    apply_cap(settings.mode, memory, device)
     duty = Duty(settings.mode.max_duty or default_duty(memory), device=device)
-    parts = build(lambda chosen: load(folder, chosen, progress=progress), decision, plan=plan, duty=duty)
+
+    def read(chosen: LoadingPlan) -> Anatomy:
+        return load(folder, chosen, progress=progress)
+
+    if len(settings.devices) > 1:
+        devices = arithmetic.numbered_devices(settings.devices)
+        decision, spread = decide_spread(sizes, settings.mode, devices, [measure(d) for d in devices])
+        say(f"weights {decision.reason}; passes of {decision.budget.pass_tokens} tokens")
+        parts = build_spread(read, decision, spread, plan=plan, duty=duty)
+    else:
+        decision = decide(sizes, settings.mode, memory)
+        say(f"weights {decision.reason}; passes of {decision.budget.pass_tokens} tokens")
+        apply_cap(settings.mode, memory, device)
+        parts = build(read, decision, plan=plan, duty=duty)
     engine = prove(parts, folder=folder, settings=settings, decision=decision, dtype=dtype, say=say)
     if device.type == "cuda":
         apply_cap(settings.mode, memory, device)

@@ -23,6 +23,9 @@ def serve_command(
     ] = None,
     model_id: Annotated[str | None, typer.Option(help="Name in answers; the folder's name if left out.")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes a GPU if there is one.")] = "auto",
+    devices: Annotated[
+        str | None, typer.Option(help="GPUs that a resident model is spread over, e.g. 0,1; one GPU if left out.")
+    ] = None,
     compute_dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
         typer.Option(help="auto: float32 on a CPU, the checkpoint's on a GPU."),
@@ -132,6 +135,7 @@ def serve_command(
                 allow_reference_kernels=allow_reference_kernels,
                 deepest_layer=deepest_layer,
                 with_head=head,
+                devices=_numbers(devices),
                 options=tuple(option or ()),
                 mode=ModeRequest(
                     weights=weights,
@@ -168,6 +172,13 @@ def serve_command(
             listener=listener,
             started=lambda: say(f"tauscope-target is ready at {url}"),
         )
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise RequestError(f"--devices {text}: give numbers, for example 0,1") from None
 
 
 def _quiet_transformers() -> None:
