@@ -87,15 +87,15 @@ def decide_spread(
         layers = assign_layers(sizes.layer_bytes, room)
         if layers is not None:
             budget = Budget(tokens, chunk, tokens, sizes.weights_bytes + len(devices) * work)
-            return ModeDecision("resident", budget, f"resident on {len(devices)} devices"), Spread(
-                tuple(devices), layers
-            )
+            decision = ModeDecision("resident", budget, f"resident on {len(devices)} devices")
+            return decision, Spread(tuple(devices), layers)
         if request.pass_tokens is not None:
             break
         tokens //= 2
     free = ", ".join(f"{(memory.gpu_free or 0) / (1 << 30):.1f}" for memory in memories)
     raise UnavailableError(
-        f"{sizes.weights_bytes / (1 << 30):.1f} GiB of weights and activations do not fit on devices with {free} GiB free",
+        f"{sizes.weights_bytes / (1 << 30):.1f} GiB of weights, and activations, do not fit on devices with {free} GiB "
+        "free; give more devices, or stream the weights through one",
         ErrorCode.OUT_OF_MEMORY,
     )
 
