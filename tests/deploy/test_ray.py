@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import msgpack
+import numpy as np
 import pytest
 import yaml
 
@@ -96,6 +97,16 @@ def payload(answer: httpx.Response) -> tuple[Any, ...]:
     return body["planes"], body["shape"], body["token_ids"], [chunk["data"] for chunk in body["chunks"]]
 
 
+def is_same(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
+    """Equal but for the order of sums: another company in a pass costs units in the last place of float32."""
+    pairs = [
+        (np.frombuffer(a, "<f4"), np.frombuffer(b, "<f4"))
+        for ours, theirs in zip(left[3], right[3], strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    return left[:3] == right[:3] and all(np.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in pairs)
+
+
 REQUESTS = [
     {"token_ids": [5 + (3 * i + k) % 200 for i in range(20 + k)], "layers": [1, 3, 5], "dtype": "float32"}
     for k in range(12)
@@ -170,7 +181,7 @@ def test_a_replica_that_dies_under_load_loses_no_request_and_no_handle(cluster: 
         ray.kill(ray.get_actor(actors[0]["name"], namespace=actors[0]["namespace"]), no_restart=True)
         answers = [future.result() for future in futures]
     expected = [payload(post(f"{cluster.single}/hidden_states", body)) for body in REQUESTS]
-    assert all(answer == expected[number % len(REQUESTS)] for number, answer in enumerate(answers))
+    assert all(is_same(answer, expected[number % len(REQUESTS)]) for number, answer in enumerate(answers))
     for handle in handles:
         assert httpx.get(f"{cluster.target}/hidden_states/{handle}", timeout=60).status_code == 200
     print(f"80 requests, {len(retried)} sent again after a replica died")
