@@ -84,7 +84,11 @@ class Host:
         """Connect."""
         if self._host is not None:
             self._sockets = tempfile.TemporaryDirectory(prefix="tau-")  # short: socket paths have about 100 bytes
-            self.connect()
+            try:
+                self.connect()
+            except BaseException:
+                self._sockets.cleanup()
+                raise
         return self
 
     def __exit__(

@@ -9,7 +9,8 @@ from tauscope_client.ship import safetensors_content, scripts, torch_content
 from tauscope_client.ship.content import Content, Stored
 from tauscope_client.ship.hosts import BrokenStreamError, Host
 from tauscope_client.ship.location import Location
-from tauscope_client.ship.transfer import FileFacts, Meter, file_facts
+from tauscope_client.ship.meter import Meter
+from tauscope_client.ship.transfer import FileFacts, file_facts
 from tauscope_wire.errors import CheckpointError, ErrorCode, RequestError
 
 __all__ = ["PlannedFile", "plan_files"]

@@ -8,9 +8,10 @@ from tauscope_client.ship.content import Stored
 __all__ = [
     "BLOCK_BYTES",
     "finish",
-    "free_bytes",
+    "folder_of",
     "hash_ranges",
     "list_files",
+    "look",
     "make_folder",
     "quoted",
     "read_ranges",
@@ -57,8 +58,8 @@ def read_ranges(path: str, ranges: Iterable[Stored]) -> str:
 
 
 def hash_ranges(path: str, ranges: Iterable[Stored]) -> str:
-    """Prints the SHA-256 of each range on a line of its own."""
-    return _HASH + _each_range(path, ranges, 'tail -c +"$1" "$f" | head -c "$2" | h')
+    """Prints the SHA-256 of each range on a line of its own, then the facts of the file (see `stat_size`)."""
+    return _HASH + _each_range(path, ranges, 'tail -c +"$1" "$f" | head -c "$2" | h') + stat_size(path)
 
 
 def _each_range(path: str, ranges: Iterable[Stored], action: str) -> str:
@@ -72,9 +73,15 @@ def make_folder(path: str) -> str:
     return f"mkdir -p {quoted(path)}"
 
 
-def free_bytes(folder: str) -> str:
-    """Prints the free KiB of the file system of a folder."""
-    return f"df -Pk {quoted(folder)} | tail -n 1 | awk '{{print $4}}'"
+def look(path: str, part: str) -> str:
+    """Prints three lines: facts of a file and of its part (see `stat_size`), and the free KiB of their file system."""
+    free = f"df -Pk {quoted(folder_of(path))} | tail -n 1 | awk '{{print $4}}'"
+    return "\n".join([stat_size(path), stat_size(part), free])
+
+
+def folder_of(path: str) -> str:
+    """The folder that holds a path."""
+    return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
 
 
 def start_over(path: str) -> str:

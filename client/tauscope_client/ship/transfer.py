@@ -4,15 +4,16 @@ import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tauscope_client.ship import scripts
 from tauscope_client.ship.content import Content, Made, Stored
 from tauscope_client.ship.hosts import BrokenStreamError, Host, Sink
 from tauscope_client.ship.location import Location
+from tauscope_client.ship.meter import Meter
 from tauscope_wire.errors import CheckpointError, ErrorCode, MismatchError, RequestError, UnreachableError
 
-__all__ = ["FileFacts", "Meter", "SilentMeter", "Transfer", "file_facts"]
+__all__ = ["FileFacts", "Transfer", "file_facts"]
 
 PART_SUFFIX = ".tauscope-part"
 PIECE_BYTES = 1 << 20
@@ -28,43 +29,22 @@ class FileFacts(NamedTuple):
     changed_s: int
 
 
-class Meter(Protocol):
-    """Told how far a transfer is."""
-
-    def begin(self, name: str, total: int, done: int) -> None:
-        """A file of `total` bytes, of which `done` are there already."""
-        ...
-
-    def moved(self, nbytes: int) -> None:
-        """Bytes were handed to the destination."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Something worth a line."""
-        ...
-
-
-class SilentMeter:
-    """Shows nothing."""
-
-    def begin(self, name: str, total: int, done: int) -> None:
-        """Ignore."""
-
-    def moved(self, nbytes: int) -> None:
-        """Ignore."""
-
-    def note(self, text: str) -> None:
-        """Ignore."""
-
-
 def file_facts(host: Host, path: str) -> FileFacts | None:
     """Facts of a file, None when there is none.
 
     Raises:
         BrokenStreamError: the host did not answer.
     """
-    words = host.run(scripts.stat_size(path)).decode().split()
-    return None if words == ["missing"] else FileFacts(int(words[0]), int(words[1]))
+    return _facts(host.run(scripts.stat_size(path)).decode())
+
+
+def _facts(line: str) -> FileFacts | None:
+    words = line.split()
+    if words == ["missing"]:
+        return None
+    if len(words) != 2 or not all(word.isdigit() for word in words):
+        raise BrokenStreamError(f"stat said {line[:100]!r}")
+    return FileFacts(int(words[0]), int(words[1]))
 
 
 class Transfer:
@@ -134,7 +114,7 @@ class Transfer:
 
     def _attempt(self, source: Location, destination: Location, content: Content, facts: FileFacts) -> bool:
         part = f"{destination.path}{PART_SUFFIX}"
-        there = file_facts(self._destination, destination.path)
+        there, begun, free = self._look(destination.path, part)
         if there is not None:
             if there.nbytes == content.nbytes and self._is_equal(source, destination.path, content, content.nbytes):
                 self._meter.begin(destination.name, content.nbytes, content.nbytes)
@@ -144,8 +124,12 @@ class Transfer:
                     f"{destination}: another file is there ({there.nbytes} bytes, {content.nbytes} would be shipped); "
                     "remove it, choose another name, or say --overwrite"
                 )
-        done = self._resumable(source, part, content)
-        self._check_room(part, content.nbytes - done)
+        done = self._resumable(source, part, content, begun)
+        if free < content.nbytes - done:
+            folder = scripts.folder_of(part)
+            raise RequestError(
+                f"{self._destination}:{folder} has {free} bytes free, {content.nbytes - done} are needed"
+            )
         self._meter.begin(destination.name, content.nbytes, done)
         if done < content.nbytes or not content.nbytes:
             self._stream(source, part, content, done)
@@ -153,28 +137,26 @@ class Transfer:
         self._destination.run(scripts.finish(part, destination.path))
         return True
 
-    def _resumable(self, source: Location, part: str, content: Content) -> int:
+    def _look(self, path: str, part: str) -> tuple[FileFacts | None, FileFacts | None, int]:
+        lines = self._destination.run(scripts.look(path, part)).decode().splitlines()
+        if len(lines) != 3 or not lines[2].strip().isdigit():
+            raise BrokenStreamError(f"{self._destination}: no such folder {scripts.folder_of(path)}, or no df there")
+        return _facts(lines[0]), _facts(lines[1]), 1024 * int(lines[2])
+
+    def _resumable(self, source: Location, part: str, content: Content, there: FileFacts | None) -> int:
         """Bytes of the part file that are known to be right; what is beyond is written again."""
-        there = file_facts(self._destination, part)
-        if there is None or there.nbytes > content.nbytes:
+        if there is None:
+            return 0
+        if there.nbytes > content.nbytes:
             self._destination.run(scripts.start_over(part))
             return 0
-        done = (
-            there.nbytes
-            if there.nbytes == content.nbytes
-            else there.nbytes // scripts.BLOCK_BYTES * scripts.BLOCK_BYTES
-        )
+        is_whole = there.nbytes == content.nbytes
+        done = there.nbytes if is_whole else there.nbytes // scripts.BLOCK_BYTES * scripts.BLOCK_BYTES
         if done and not self._is_equal(source, part, content, done):
             self._meter.note("what was shipped before does not belong to this file; starting over")
             self._destination.run(scripts.start_over(part))
             return 0
         return done
-
-    def _check_room(self, part: str, needed: int) -> None:
-        folder = part.rpartition("/")[0] or ("/" if part.startswith("/") else ".")
-        free = int(self._destination.run(scripts.free_bytes(folder)).decode().strip() or 0) * 1024
-        if free < needed:
-            raise RequestError(f"{self._destination}:{folder} has {free} bytes free, {needed} are needed")
 
     def _stream(self, source: Location, part: str, content: Content, done: int) -> None:
         placed = [segment for _, segment in content.placed(done)]
@@ -201,38 +183,45 @@ class Transfer:
         self._meter.moved(len(piece))
 
     def _verify(self, source: Location, part: str, content: Content, facts: FileFacts) -> None:
-        if file_facts(self._source, source.path) != facts:
-            raise CheckpointError(
-                f"{source}: the file changed while it was shipped; let its writer finish, then run the same command"
-            )
-        if not self._is_equal(source, part, content, content.nbytes):
-            self._destination.run(scripts.start_over(part))
-            raise CheckpointError(
-                f"{source}: the checksums of both ends differ; the copy was discarded. Run the same command again; if "
-                "it happens again, look for a disk that fails",
-                ErrorCode.CHECKSUM_MISMATCH,
-            )
+        """Compare both ends; the source must still be what it was when the transfer was planned."""
+        if self._is_equal(source, part, content, content.nbytes, facts):
+            return
+        self._destination.run(scripts.start_over(part))
+        raise CheckpointError(
+            f"{source}: the checksums of both ends differ; the copy was discarded. Run the same command again; if it "
+            "happens again, look for a disk that fails",
+            ErrorCode.CHECKSUM_MISMATCH,
+        )
 
-    def _is_equal(self, source: Location, path: str, content: Content, stop: int) -> bool:
-        """Whether the first `stop` bytes at the destination are those of `content`, by SHA-256 on both ends at once."""
+    def _is_equal(
+        self, source: Location, path: str, content: Content, stop: int, facts: FileFacts | None = None
+    ) -> bool:
+        """Whether the first `stop` bytes at the destination are those of `content`, by SHA-256 on both ends at once.
+
+        Raises:
+            CheckpointError: the source does not have the `facts` any more.
+        """
         placed = list(content.placed(0, stop))
         ours = [Stored(place, segment.nbytes) for place, segment in placed]
         theirs = [segment for _, segment in placed if isinstance(segment, Stored)]
         with ThreadPoolExecutor(2) as pool:
             found = pool.submit(_hashes, self._destination, path, ours)
             stored = pool.submit(_hashes, self._source, source.path, theirs)
-            from_source = iter(stored.result())
+            hashes, now = stored.result()
+            if facts is not None and now != facts:
+                raise CheckpointError(
+                    f"{source}: the file changed while it was shipped; let its writer finish, then run the same command"
+                )
+            from_source = iter(hashes)
             expected = [
                 hashlib.sha256(segment.data).hexdigest() if isinstance(segment, Made) else next(from_source)
                 for _, segment in placed
             ]
-            return found.result() == expected
+            return found.result()[0] == expected
 
 
-def _hashes(host: Host, path: str, ranges: list[Stored]) -> list[str]:
-    if not ranges:
-        return []
+def _hashes(host: Host, path: str, ranges: list[Stored]) -> tuple[list[str], FileFacts | None]:
     lines = host.run(scripts.hash_ranges(path, ranges)).decode().splitlines()
-    if len(lines) != len(ranges):
-        raise BrokenStreamError(f"{host}: {len(lines)} checksums of {len(ranges)}")
-    return [line.split()[0] for line in lines]
+    if len(lines) != len(ranges) + 1:
+        raise BrokenStreamError(f"{host}: {len(lines) - 1} checksums of {len(ranges)}")
+    return [line.split()[0] for line in lines[:-1]], _facts(lines[-1])
