@@ -22,8 +22,8 @@ from tauscope_client.references.stored import read_references
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-RESPONSE_TOKENS = 40
-"""Of each of the ten texts: enough for every fault below, and a few minutes a drafter on two busy cores."""
+RESPONSE_TOKENS = 64
+"""Of each of the ten texts: enough for every fault below, and a minute or two a drafter on two cores."""
 
 Config = dict[str, Any]
 SLIDING = {"layer_types": ["sliding_attention"] * 3, "sliding_window": 16, "use_sliding_window": True}
@@ -116,7 +116,7 @@ def test_a_healthy_drafter_gets_no_alarm(services: Addresses, tmp_path: Path, na
     assert found.verdict.kind != "found", found.verdict.headline
     declared = found.effects[0].declared
     assert all(effect.accepted <= declared + found.verdict.floor for effect in found.effects)
-    assert found.content["dependence"]["worth"] > 1  # it does live on the states
+    assert found.content["dependence"]["worth"] > 0.5  # it does live on the states
 
 
 @pytest.mark.skipif(not BUNDLED, reason="no drafter that was trained with a fault is bundled")
