@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None, *, environ: Mapping[str, str] =
     except typer.Exit as stop:
         return stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        errors.print(_INTERRUPTED, markup=False)
+        errors.print(_INTERRUPTED, markup=False, soft_wrap=True)
         return ExitCode.INTERRUPTED
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None, *, environ: Mapping[str, str] =
         )
         return ExitCode.FAILED
     if code == ExitCode.INTERRUPTED:  # typer turns the interrupt into an exit code
-        errors.print(_INTERRUPTED, markup=False)
+        errors.print(_INTERRUPTED, markup=False, soft_wrap=True)
     return int(code or 0)
 
 
