@@ -133,9 +133,11 @@ class Connection:
         read: Callable[[Source], T],
         *,
         timeout_s: float | None = None,
+        request_id: str | None = None,
     ) -> T:
-        """`GET` a tensor body; errors as `post_tensors`."""
-        with self._exchange("GET", path, params=params, timeout_s=timeout_s) as (response, where):
+        """`GET` a tensor body; errors as `post_tensors`. A service that asks for its caller passes the id on."""
+        exchange = self._exchange("GET", path, params=params, timeout_s=timeout_s, request_id=request_id)
+        with exchange as (response, where):
             return _read(response, where, read)
 
     def head(self, path: str) -> Mapping[str, str]:
@@ -162,11 +164,12 @@ class Connection:
         request: BaseModel | None = None,
         params: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
+        request_id: str | None = None,
     ) -> Iterator[tuple[httpx.Response, str]]:
         """An open answer with status 2xx."""
         where = f"{method} {self.base_url}{path}"
         body = encode(request) if request is not None else None
-        headers = {"X-Request-Id": self._new_request_id()}
+        headers = {"X-Request-Id": request_id or self._new_request_id()}
         if body is not None:
             headers |= {"Content-Type": body.content_type, "Content-Length": str(body.nbytes)}
         message = self._client.build_request(

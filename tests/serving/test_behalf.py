@@ -132,3 +132,26 @@ def test_a_later_key_of_the_same_name_does_not_inherit_contexts(pair: Pair) -> N
     assert pair.draft("c", handle).status_code == 200
     revoke_key(pair.keys_file, "c")
     assert code_of(pair.draft("c", handle)) == (401, "key_unknown")
+
+
+def test_the_request_id_of_the_caller_is_in_the_logs_of_both_services(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = [*IDS[:-1], 77]  # a sequence of its own: its context is not kept yet
+    asked = {"token_ids": ids, "layers": list(drafters.TAPS), "return": "handle"}
+    handle = httpx.post(f"{pair.target}/hidden_states", json=asked, headers=pair.headers("b")).json()["handle"]
+    caplog.clear()
+    caplog.set_level("INFO", logger="tauscope.access")
+    body = {"drafter": "good", "hidden": {"handle": handle}, "token_ids": ids, "response_start": 12, "top_k": 3}
+    answer = httpx.post(
+        f"{pair.drafter}/draft_block", json=body, headers=pair.headers("b") | {"X-Request-Id": "run-1.prompt-7"}
+    )
+    assert answer.status_code == 200
+    expected = {("GET", "/hidden_states/{handle}"), ("POST", "/draft_block")}
+    for _ in range(1000):  # a line is written after the last byte of its answer
+        httpx.get(f"{pair.drafter}/healthz")
+        lines = [record.fields for record in caplog.records if record.name == "tauscope.access"]
+        seen = {(line["method"], line["route"]) for line in lines if line["request_id"] == "run-1.prompt-7"}
+        if seen == expected:
+            return
+    raise AssertionError(f"only {seen}")

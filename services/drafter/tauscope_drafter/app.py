@@ -117,7 +117,14 @@ def create_app(service: DrafterService) -> FastAPI:
         card = card_under(lease.card, conditions_of(asked.conditions))
         check_limits(asked, card, limits)
         service.access.quotas.charge_tokens(caller, len(asked.token_ids))
-        work = run(asked=asked, lease=lease, card=card, caller=caller, key=key_to_forward(request))
+        work = run(
+            asked=asked,
+            lease=lease,
+            card=card,
+            caller=caller,
+            key=key_to_forward(request),
+            asked_as=request_id(request),
+        )
         result, anchors = await until_disconnect(request, work)
         metrics.tokens.labels(caller.name).inc(len(asked.token_ids))
         anchors_drafted.labels(lease.card.name).inc(len(anchors))
@@ -146,6 +153,7 @@ def create_app(service: DrafterService) -> FastAPI:
             card=lease.card,
             caller=caller,
             key=key_to_forward(request),
+            asked_as=request_id(request),
             sampling=sampling,
         )
         result, anchors = await until_disconnect(request, work)

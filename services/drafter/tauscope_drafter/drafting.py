@@ -29,6 +29,7 @@ async def run_draft(
     card: DrafterCard,
     caller: Principal,
     key: str | None,
+    asked_as: str,
     sampling: Sampling | None = None,
 ) -> tuple[DraftResult, Anchors]:
     """Fetch the states where needed, then draft.
@@ -42,6 +43,7 @@ async def run_draft(
         card: the drafter as it is under the request's conditions.
         caller: who asks; contexts are kept apart by key.
         key: handed on to the target service.
+        asked_as: id of the request, handed on too: it is in the logs of both services.
         sampling: compare with the target in place of ranking.
 
     Returns:
@@ -54,9 +56,9 @@ async def run_draft(
     conditions = conditions_of(asked.conditions)
     # a comparison with the target reads its states at the drafted places too
     num_rows = len(asked.token_ids) if sampling is not None else context_rows(int(anchors[-1]), conditions)
-    behalf = _Behalf(caller.tag, key)
+    behalf = _Behalf(caller.tag, key, asked_as)
     if sampling is not None and isinstance(asked.hidden, HiddenByHandle):
-        fetch = partial(source.fetch, key=key, final_norm=True)
+        fetch = partial(source.fetch, key=key, final_norm=True, request_id=asked_as)
         handle = quote(asked.hidden.handle, safe="")
         context_key: str | None = None
         states: StatesArray | None = await asyncio.to_thread(fetch, handle, card, asked.token_ids, num_rows)
@@ -90,6 +92,7 @@ class _Behalf(NamedTuple):
 
     tag: str
     key: str | None
+    request_id: str
 
 
 async def _states(
@@ -104,7 +107,7 @@ async def _states(
     context_key = None if conditions_of(asked.conditions) else f"{behalf.tag}/{handle}"
     if context_key is not None and lease.has_context(context_key, num_rows):
         return None, context_key
-    fetch = partial(source.fetch, key=behalf.key)
+    fetch = partial(source.fetch, key=behalf.key, request_id=behalf.request_id)
     return await asyncio.to_thread(fetch, quote(handle, safe=""), card, asked.token_ids, num_rows), context_key
 
 

@@ -107,6 +107,7 @@ class StatesSource:
         *,
         key: str | None = None,
         final_norm: bool = False,
+        request_id: str | None = None,
     ) -> StatesArray:
         """The planes of a drafter for positions 0..num_rows-1; blocks, so call it off the event loop.
 
@@ -118,6 +119,7 @@ class StatesSource:
             key: on whose behalf: the target decides by this key whether the handle may be read; None uses the
                 connection's own.
             final_norm: also the plane of that name, last.
+            request_id: of the caller's request.
 
         Raises:
             AuthenticationError, PermissionDeniedError: the target service does not take the key.
@@ -133,11 +135,11 @@ class StatesSource:
         expect = HiddenExpectation(planes=planes, positions=(0, num_rows), data=True)
         read = partial(read_hidden, expect=expect)
         if key is None:
-            answer = self._connection.get_tensors(f"/hidden_states/{handle}", params, read)
+            answer = self._connection.get_tensors(f"/hidden_states/{handle}", params, read, request_id=request_id)
         else:
             with Connection(self._connection.base_url, key=key) as own:
                 try:
-                    answer = own.get_tensors(f"/hidden_states/{handle}", params, read)
+                    answer = own.get_tensors(f"/hidden_states/{handle}", params, read, request_id=request_id)
                 except (AuthenticationError, PermissionDeniedError) as error:
                     raise type(error)(
                         f"the target service refuses the key of this request: {error.message} (both services need the "
