@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tauscope_client.prompts import PromptFileError, load_prompts
+from tauscope_client.prompts import PromptFileError, find_prompts, load_prompts
 from tauscope_wire.errors import ErrorCode
 
 
@@ -139,3 +139,14 @@ def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"id": "a", "text": "one\u2028two"}\n', encoding="utf-8")
     assert load_prompts(path).records[0].text == "one\u2028two"
+
+
+def test_the_bundled_set_covers_several_categories_and_languages_and_keeps_its_ids():
+    records = load_prompts(find_prompts("bundled:mixed")).records
+    assert len(records) >= 60
+    assert len({record.tags["category"] for record in records}) >= 5
+    assert {record.tags["language"] for record in records} >= {"en", "de", "fr", "es", "zh"}
+    assert all(record.id.startswith(f"{record.tags['category']}-{record.tags['language']}-") for record in records)
+    with pytest.raises(PromptFileError, match="bundled are: bundled:mixed"):
+        find_prompts("bundled:none")
+    assert find_prompts("some/file.txt") == Path("some/file.txt")

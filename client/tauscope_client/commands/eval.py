@@ -21,7 +21,7 @@ from tauscope_client.commands.options import (
 from tauscope_client.drafter import DrafterClient
 from tauscope_client.evaluate import EvalSettings, evaluate
 from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode
-from tauscope_client.prompts import load_prompts
+from tauscope_client.prompts import find_prompts, load_prompts
 from tauscope_client.references.choice import REFERENCE_HELP, parse_reference
 from tauscope_client.references.collect import ReferencePlan
 from tauscope_client.references.embedded import EmbeddedSource
@@ -47,7 +47,9 @@ class DtypeName(StrEnum):
 
 
 def evaluate_command(
-    prompts: Annotated[Path, typer.Argument(help="Prompts: JSONL (ours, ShareGPT, turns), JSON array, or .txt.")],
+    prompts: Annotated[
+        str, typer.Argument(help="Prompts: JSONL (ours, ShareGPT, turns), JSON array, .txt, or bundled:mixed.")
+    ],
     *,
     drafter: Annotated[
         list[str] | None,
@@ -108,10 +110,10 @@ def evaluate_command(
     key: Key = None,
 ) -> None:
     """Measure how good drafters are: tau over the target's own greedy answers."""
-    file = load_prompts(prompts)
+    file = load_prompts(find_prompts(prompts))
     budgets = parse_budgets(tree_budgets)
     choice = parse_reference(reference, model=reference_model, key=reference_key)
-    folder = out if out is not None else Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{prompts.stem}"
+    folder = out if out is not None else Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{file.path.stem}"
     console = stdout_console()
     with Addresses(target, drafter_url, key).open_both() as (target_client, drafter_client):
         target_client.info()  # a wrong address is told before a reference server is asked anything
@@ -135,7 +137,7 @@ def evaluate_command(
                 deadline_s=deadline_s,
                 num_repeats=repeats_of(source, check_references),
                 passed={
-                    "prompts": str(prompts),
+                    "prompts": prompts,
                     "drafters": list(drafter or []),
                     "reference": reference,
                     "max_new_tokens": max_new_tokens,

@@ -17,7 +17,7 @@ from tauscope_client.commands.options import (
 )
 from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode
 from tauscope_client.freezing import freeze
-from tauscope_client.prompts import load_prompts
+from tauscope_client.prompts import find_prompts, load_prompts
 from tauscope_client.references.choice import REFERENCE_HELP, parse_reference
 from tauscope_client.references.collect import ReferencePlan
 from tauscope_client.terminal import TerminalProgress, stdout_console
@@ -26,7 +26,9 @@ __all__ = ["references_command"]
 
 
 def references_command(
-    prompts: Annotated[Path, typer.Argument(help="Prompts: JSONL (ours, ShareGPT, turns), JSON array, or .txt.")],
+    prompts: Annotated[
+        str, typer.Argument(help="Prompts: JSONL (ours, ShareGPT, turns), JSON array, .txt, or bundled:mixed.")
+    ],
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write; an unfinished one is continued.")],
     reference: Annotated[str, typer.Option("--reference", "-r", help=REFERENCE_HELP)] = "target",
@@ -51,7 +53,7 @@ def references_command(
     key: Key = None,
 ) -> None:
     """Freeze a reference set that other runs reuse with --reference file=PATH."""
-    file = load_prompts(prompts)
+    file = load_prompts(find_prompts(prompts))
     choice = parse_reference(reference, model=reference_model, key=reference_key)
     plan = ReferencePlan(
         max_new_tokens=max_new_tokens,

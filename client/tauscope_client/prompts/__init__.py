@@ -3,7 +3,7 @@
 Owns the formats and their errors. Does not own tokens: prompts are rendered by the target service.
 """
 
-from tauscope_client.prompts.files import PromptFile, PromptFileError, load_prompts
+from tauscope_client.prompts.files import PromptFile, PromptFileError, find_prompts, load_prompts
 from tauscope_client.prompts.record import PromptRecord
 
-__all__ = ["PromptFile", "PromptFileError", "PromptRecord", "load_prompts"]
+__all__ = ["PromptFile", "PromptFileError", "PromptRecord", "find_prompts", "load_prompts"]

@@ -11,12 +11,16 @@ from tauscope_client.prompts.formats import RecordError, plain_text, record_of
 from tauscope_client.prompts.record import PromptRecord
 from tauscope_wire.errors import ErrorCode, RequestError
 
-__all__ = ["PromptFile", "PromptFileError", "load_prompts"]
+__all__ = ["PromptFile", "PromptFileError", "find_prompts", "load_prompts"]
 
 MAX_FILE_BYTES = 1 << 30
 """A prompts file larger than this is a data set, not a set of prompts; refused before it fills the memory."""
 
 MAX_PROBLEMS_SHOWN = 20
+
+BUNDLED = "bundled:"
+SETS = Path(__file__).with_name("sets")
+"""Prompt sets that come with the package."""
 
 
 class PromptFileError(RequestError):
@@ -73,6 +77,23 @@ def load_prompts(path: Path) -> PromptFile:
     if not records:
         raise PromptFileError(f"{path}: holds no prompts", ErrorCode.EMPTY_PROMPT)
     return PromptFile(path=path, sha256=hashlib.sha256(raw).hexdigest(), records=tuple(records))
+
+
+def find_prompts(name: str) -> Path:
+    """The path that a user means: a file, or `bundled:NAME` for a set that comes with tauscope.
+
+    Raises:
+        PromptFileError: no such set; names those there are.
+    """
+    if not name.startswith(BUNDLED):
+        return Path(name)
+    path = SETS / f"{name.removeprefix(BUNDLED)}.jsonl"
+    known = sorted(one.stem for one in SETS.glob("*.jsonl"))
+    if path.stem not in known:
+        raise PromptFileError(
+            f"{name}: no such set of prompts; bundled are: {', '.join(BUNDLED + one for one in known)}"
+        )
+    return path
 
 
 def _read(path: Path) -> bytes:
