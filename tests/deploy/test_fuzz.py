@@ -115,6 +115,6 @@ def test_schemathesis_finds_no_defect_and_no_answer_that_the_document_does_not_p
             str(SECONDS),
         ]
         command += ["--request-timeout", "60", "--continue-on-failure", "--generation-deterministic"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
         assert httpx.get(f"{url}/readyz").status_code == 200
     assert done.returncode == 0, done.stdout[-8000:]
