@@ -129,6 +129,7 @@ def test_the_bounds_on_callers_in_the_page_are_those_of_the_code() -> None:
     assert (
         f"504 after {bodies.BODY_GRACE_S:.0f} s plus a second for each {bodies.SLOWEST_BYTES_PER_S >> 10} KiB" in text
     )
+    assert f"beyond {bodies.IN_FLIGHT_BYTES >> 30} GiB that are being received" in text
     assert f"longer than {answers.SLICE_TIMEOUT_S:.0f} s" in text
 
 

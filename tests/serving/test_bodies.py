@@ -1,5 +1,6 @@
 """Request bodies over real HTTP: two encodings, one meaning; hostile ones end in one clear error."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from kit.echo import Echo
 from kit.serve import running
-from tauscope_serving.bodies import read_bytes
+from tauscope_serving.bodies import BodyBudget, read_bytes
 from tauscope_wire.errors import DeadlineError, UnavailableError
 
 MSGPACK = {"Content-Type": "application/msgpack"}
@@ -182,8 +183,6 @@ def test_a_compressed_body_is_refused_not_guessed(client: httpx.Client) -> None:
 
 def request_of(events: list[dict[str, Any]], wait_after: bool) -> Any:
     """A request whose body arrives as `events`, then never ends (`wait_after`) or disconnects."""
-    import asyncio
-
     from fastapi import Request
 
     queue = list(events)
@@ -199,16 +198,12 @@ def request_of(events: list[dict[str, Any]], wait_after: bool) -> Any:
 
 
 def test_a_body_that_stalls_ends_in_a_deadline() -> None:
-    import asyncio
-
     piece = {"type": "http.request", "body": b"{", "more_body": True}
     with pytest.raises(DeadlineError, match="only 1 bytes of the body"):
         asyncio.run(read_bytes(request_of([piece], wait_after=True), max_bytes=100, grace_s=0.0))
 
 
 def test_a_caller_that_leaves_in_the_middle_of_its_body_is_no_defect() -> None:
-    import asyncio
-
     piece = {"type": "http.request", "body": b"{", "more_body": True}
     with pytest.raises(UnavailableError) as caught:
         asyncio.run(read_bytes(request_of([piece], wait_after=False), max_bytes=100))
@@ -220,3 +215,28 @@ def test_the_example_of_the_largest_body_fits(client: httpx.Client, echo: Echo) 
     padded = body[:-1] + b" " * (echo.max_body_bytes - len(body)) + b"}"
     assert client.post("/sum", content=padded).json()["total"] == 1
     assert code_of(client.post("/sum", content=padded + b" "))[0] == 413
+
+
+def test_bodies_of_all_callers_together_are_bounded_and_one_alone_passes(echo: Echo, client: httpx.Client) -> None:
+    budget = echo.app.state.bodies = BodyBudget(1000)
+    large = {"token_ids": [1], "template_kwargs": {"x": "y" * 5000}}
+    assert client.post("/sum", json=large).json()["total"] == 1  # alone, though larger than the budget
+    assert budget.held_bytes == 0
+    budget.take(900, of=0)  # somebody else's
+    answer = client.post("/sum", json=large)
+    assert code_of(answer) == (503, "queue_full")
+    assert answer.json()["error"]["details"]["limit"] == "in_flight_body_bytes"
+    assert client.post("/sum", json={"token_ids": [2]}).json()["total"] == 2  # small ones still fit
+    assert client.post("/sum", content=b"{").status_code == 400
+    assert client.post("/sum", content=b" " * (echo.max_body_bytes + 1)).status_code == 413
+    assert budget.held_bytes == 900
+    budget.give_back(900)
+
+
+def test_a_body_that_did_not_come_whole_gives_its_room_back() -> None:
+    budget = BodyBudget(1000)
+    piece = {"type": "http.request", "body": b"x" * 100, "more_body": True}
+    for wait_after in (True, False):
+        with pytest.raises((DeadlineError, UnavailableError)):
+            asyncio.run(read_bytes(request_of([piece], wait_after), max_bytes=500, grace_s=0.0, budget=budget))
+        assert budget.held_bytes == 0

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from tauscope_serving import errors
+from tauscope_serving.bodies import BodyBudget
 from tauscope_serving.keys import Keyring
 from tauscope_serving.metrics import ServiceMetrics
 from tauscope_serving.quotas import QuotaMeter
@@ -63,6 +64,7 @@ def create_service(
         title=title, version=version, description=description, lifespan=lifespan, responses=dict(ERROR_RESPONSES)
     )
     app.state.access = access or Access()
+    app.state.bodies = BodyBudget()
     app.state.not_ready = not_ready  # for those that ask without HTTP: a supervisor in the same process
     errors.install(app)
     app.add_middleware(RequestRecord, metrics=metrics)
