@@ -6,6 +6,8 @@ plain values, containers, and calls of `torch._utils._rebuild_*`, which is what 
 
 import io
 import pickle
+import pickletools
+import re
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -17,6 +19,9 @@ __all__ = ["Inert", "Storage", "dump", "is_plain", "is_tensor", "load", "storage
 
 MAX_DEPTH = 64
 """Deeper containers are no checkpoint."""
+
+
+_NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 
 class Inert:
@@ -67,6 +72,8 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
+        if not (_NAME.fullmatch(module) and _NAME.fullmatch(name)):
+            raise pickle.UnpicklingError("not a name")  # a line break in it would become opcodes when written again
         return type("Inert", (Inert,), {"module": module, "qualname": name})
 
     def persistent_load(self, pid: Any) -> Storage:
@@ -82,8 +89,13 @@ def load(name: str, data: bytes) -> Any:
         CheckpointError: it cannot be read.
     """
     try:
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name == "LONG_BINPUT" and isinstance(argument, int) and argument > len(data):
+                raise ValueError("a memo of more entries than bytes")  # it would be allocated
         return _Reader(io.BytesIO(data)).load()
     except (
+        MemoryError,
+        RecursionError,
         pickle.UnpicklingError,
         EOFError,
         ValueError,

@@ -166,6 +166,18 @@ def test_nothing_that_a_pickle_names_is_run_and_objects_are_left_out(tmp_path: P
     assert kept["step"] == 3
 
 
+def test_a_name_that_would_become_opcodes_is_refused() -> None:
+    smuggled = b"\x80\x04\x8c\x0ctorch._utils\x8c\x14_rebuild_x\ncos\nsystem\x93)R."
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        torch_pickle.load("x.pt", smuggled)
+
+
+@pytest.mark.parametrize("opcode", [b"r\xff\xff\xff\x7f", b"\x8d" + b"\xff" * 8, b"\x8b\xff\xff\xff\x7f"])
+def test_a_pickle_that_asks_for_gigabytes_is_refused(opcode: bytes) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        torch_pickle.load("x.pt", b"\x80\x02}" + opcode + b".")
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
