@@ -35,4 +35,4 @@ def test_text_that_round_trips_gives_the_ids_of_an_engine_that_has_them(referenc
     found = explain(target, {name: (bridge.prompt_ids(name), done.response_ids) for name, done in kept.items()})
     report("transformers-agreement", {"round_trip": f"{len(kept)}/{len(references[1])}", **found.to_dict()})
     assert kept
-    assert found.agreement > 0.99
+    assert found.agreement > 0.995

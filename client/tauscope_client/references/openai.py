@@ -115,6 +115,11 @@ class OpenAISource:
         if answer.finish_reason == "stop" and turn.stop_token_ids and (not ids or ids[-1] not in turn.stop_token_ids):
             # Chat text ends without its stop id; the first stop id is the one chat templates close a turn with.
             ids.append(answer.stop_id if answer.stop_id is not None else turn.stop_token_ids[0])
+        if answer.ids is None and not _counts_fit(answer, len(ids)):
+            drift.append(
+                f"the server sampled {answer.num_completion_tokens} tokens and its text is {len(ids)}: it was sampled "
+                "in other pieces than the tokenizer makes of it"
+            )
         return ids, "; ".join(drift)
 
     def _find_dialect(self, turn: Turn, model: str) -> Dialect:
@@ -223,6 +228,15 @@ def _kind(card: dict[str, Any], version: dict[str, Any]) -> str:
     if owner == "local" and isinstance(card.get("status"), dict):
         return "transformers"  # `transformers serve` 5: no version, no name, a path as id
     return "vllm" if version.get("version") else "openai-compatible"
+
+
+def _counts_fit(answer: OpenAIAnswer, num_ids: int) -> bool:
+    """Whether the ids made from a text can be the sampled ones: a text can round-trip and still have been other ids.
+
+    Some servers leave the stop id out of their count.
+    """
+    counted = answer.num_completion_tokens
+    return counted is None or counted == num_ids or (answer.finish_reason == "stop" and counted == num_ids - 1)
 
 
 def _route(dialect: Dialect, turn: Turn) -> str:

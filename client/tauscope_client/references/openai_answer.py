@@ -20,6 +20,7 @@ class OpenAIAnswer:
         ids: the sampled ids, None when the server gives text only.
         prompt_ids: the ids the server saw, None when it does not say.
         num_prompt_tokens: how many prompt tokens it counted, None when it does not say.
+        num_completion_tokens: how many tokens it sampled, None when it does not say.
     """
 
     text: str
@@ -28,6 +29,7 @@ class OpenAIAnswer:
     ids: list[int] | None
     prompt_ids: list[int] | None
     num_prompt_tokens: int | None
+    num_completion_tokens: int | None
 
 
 def read_answer(answer: dict[str, Any], url: str) -> OpenAIAnswer:
@@ -52,7 +54,7 @@ def read_answer(answer: dict[str, Any], url: str) -> OpenAIAnswer:
             ErrorCode.UNEXPECTED_ANSWER,
         )
     usage = answer.get("usage")
-    counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    counts = usage if isinstance(usage, dict) else {}
     matched = choice.get("stop_reason", choice.get("matched_stop"))
     reason = choice.get("finish_reason")
     return OpenAIAnswer(
@@ -61,8 +63,13 @@ def read_answer(answer: dict[str, Any], url: str) -> OpenAIAnswer:
         stop_id=matched if type(matched) is int else None,
         ids=ids,
         prompt_ids=_ids(choice.get("prompt_token_ids", answer.get("prompt_token_ids"))),
-        num_prompt_tokens=counted if type(counted) is int else None,
+        num_prompt_tokens=_count(counts.get("prompt_tokens")),
+        num_completion_tokens=_count(counts.get("completion_tokens")),
     )
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int else None
 
 
 def _ids(value: Any) -> list[int] | None:
