@@ -24,9 +24,13 @@ def exposed(target_app: Any, drafter_app: Any) -> dict[str, set[str]]:
         with running(app) as url:
             for path in ("/info", "/nowhere"):
                 httpx.get(url + path)
+            httpx.post(f"{url}/hidden_states", json={"token_ids": [5, 6], "layers": [1]})
             text = httpx.get(f"{url}/metrics").text
         for name, labels in re.findall(r"^([a-z_]+)(?:\{(.*)\})? ", text, re.MULTILINE):
             found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+        for name in re.findall(r"^# TYPE (\w+) histogram", text, re.MULTILINE):
+            for suffix in ("sum", "count", "bucket"):
+                found.setdefault(f"{name}_{suffix}", set())
         for name in re.findall(r"^# TYPE (\w+) counter", text, re.MULTILINE):
             found.setdefault(name if name.endswith("_total") else f"{name}_total", set())
     return found

@@ -128,6 +128,7 @@ def create_app(service: DrafterService) -> FastAPI:
         result, anchors = await until_disconnect(request, work)
         metrics.tokens.labels(caller.name).inc(len(asked.token_ids))
         anchors_drafted.labels(lease.card.name).inc(len(anchors))
+        metrics.observe_stages(result.timing_ms)
         body = draft_answer(engine.numerics(card), card, anchors, result, conditions_of(asked.conditions))
         service.access.quotas.charge_bytes(caller, body.nbytes)
         metrics.answer_bytes.labels(caller.name).inc(body.nbytes)

@@ -1,5 +1,7 @@
 """Prometheus metrics that both services have; each service adds its own to the same registry."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SECONDS_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -28,6 +30,13 @@ class ServiceMetrics:
             registry=self.registry,
             buckets=SECONDS_BUCKETS,
         )
+        self.stage_seconds = Histogram(
+            f"{prefix}_stage_seconds",
+            "Time of the stages of a request: waiting for a pass, the pass, and what the service tells apart",
+            ("stage",),
+            registry=self.registry,
+            buckets=SECONDS_BUCKETS,
+        )
         self.in_flight = Gauge(f"{prefix}_requests_in_flight", "Requests being answered", registry=self.registry)
         self.rejected = Counter(
             f"{prefix}_rejected", "Requests answered with an error, by its code", ("code",), registry=self.registry
@@ -38,6 +47,12 @@ class ServiceMetrics:
         self.answer_bytes = Counter(
             f"{prefix}_answer_bytes", "Bytes of tensor answers, by key", ("key",), registry=self.registry
         )
+
+    def observe_stages(self, timing_ms: Mapping[str, float]) -> None:
+        """Count the times that an answer reports; names that are no times (`..._tokens`) are left out."""
+        for stage, value_ms in timing_ms.items():
+            if not stage.endswith("tokens"):
+                self.stage_seconds.labels(stage).observe(value_ms / 1e3)
 
     def gauge(self, name: str, help_text: str) -> Gauge:
         """A gauge `<prefix>_<name>` in this registry."""

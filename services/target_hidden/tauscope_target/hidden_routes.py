@@ -180,6 +180,7 @@ class HiddenRoutes:
             raise InternalError(f"a hidden-states job gave {type(result).__name__}")
         pass_ms = result.timing_ms["pass"]
         timing = {"queue": max(0.0, total_ms - pass_ms), "pass": pass_ms, "pass_tokens": float(result.pass_tokens)}
+        parts.metrics.observe_stages(timing)
         keep = body.return_ != "inline"
         if keep:
             entry = await asyncio.to_thread(
