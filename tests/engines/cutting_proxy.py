@@ -17,7 +17,7 @@ class CuttingProxy:
 
     Attributes:
         url: address of the proxy.
-        cuts: connections still to be cut; set it at any time.
+        cuts: connections still to be cut.
         keep_bytes: bytes of the answer that pass before the cut.
         num_connections: connections taken so far.
     """
@@ -28,6 +28,15 @@ class CuttingProxy:
     keep_bytes: int = 120
     num_connections: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+    clients: list[socket.socket] = field(default_factory=list)
+
+    def cut_next(self, cuts: int, *, keep_bytes: int) -> None:
+        """Cut the answers of the next connections; idle ones are ended, so that the next request needs a new one."""
+        with self.lock:
+            self.cuts, self.keep_bytes = cuts, keep_bytes
+            for client in self.clients:
+                with suppress(OSError):
+                    client.shutdown(socket.SHUT_RDWR)
 
     def serve(self, listener: socket.socket) -> None:
         """Take connections until the listener is closed."""
@@ -38,6 +47,7 @@ class CuttingProxy:
                 return
             with self.lock:
                 self.num_connections += 1
+                self.clients.append(client)
                 is_cut = self.cuts > 0
                 self.cuts -= is_cut
             threading.Thread(target=self._join, args=(client, is_cut), daemon=True).start()

@@ -109,7 +109,7 @@ def test_concurrent_references_are_reported(references, source_at, sglang, bridg
 def test_a_connection_cut_half_way_is_asked_again(keep_bytes, source_at, references, sglang, bridge):
     with cutting_proxy(int(sglang.url.rsplit(":", 1)[1])) as proxy:
         source = source_at(sglang, url=proxy.url, retries=QUICK)
-        proxy.cuts, proxy.keep_bytes = 2, keep_bytes
+        proxy.cut_next(2, keep_bytes=keep_bytes)
         completion = source.complete(turn_for(bridge, "short-stop"))
         assert proxy.num_connections == 3
     assert completion.response_ids == references["short-stop"].response_ids

@@ -86,13 +86,11 @@ def test_a_connection_cut_half_way_is_asked_again(keep_bytes, source_at, referen
     with cutting_proxy(int(vllm.url.rsplit(":", 1)[1])) as proxy:
         source = source_at(vllm, url=proxy.url, retries=QUICK)
         turn = turn_for(bridge, "short-stop")
-        source.complete(turn)  # finds the dialect
+        source.complete(turn)  # facts and dialect are known from here on
         before = proxy.num_connections
-        source = source_at(vllm, url=proxy.url, retries=QUICK)
-        source.facts()
-        proxy.cuts, proxy.keep_bytes = 2, keep_bytes
+        proxy.cut_next(2, keep_bytes=keep_bytes)
         completion = source.complete(turn)
-        assert proxy.num_connections > before + 2
+        assert proxy.num_connections == before + 3
     assert completion.response_ids == references["short-stop"].response_ids
 
 
