@@ -91,4 +91,4 @@ def test_all_demo_prompts_replay_the_loop_and_bf16_handles_move_it_little(
         )
         with capsys.disabled():
             print(f"\n{name}: tau {tau[0]:.4f} with float32 handles, {tau[1]:.4f} with bfloat16; {same} prompts equal")
-        assert tau[1] == pytest.approx(tau[0], rel=0.05)  # demo-pair measured under 3 % between machines and dtypes
+        assert tau[1] == pytest.approx(tau[0], rel=0.05)  # under 3 % was seen between machines and dtypes

@@ -6,7 +6,7 @@ The network is that of z-lab's released package, so nothing of this project take
 project is then compared on. It is trained to know the greedy answers to the given prompts almost by heart: enough to
 have rounds of every length, useless for anything else.
 
-Training is teacher-forced as in drafters.md: one prefill gives the target's states; every response position is an
+Training is teacher-forced as in the references: one prefill gives the target's states; every response position is an
 anchor; the block of anchor p sees context rows 0..p-1 and itself; labels are the following tokens.
 """
 
