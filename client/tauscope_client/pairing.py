@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tauscope_client.runs.drafter_warnings import grouped
 from tauscope_wire.errors import ErrorCode, MismatchError
 from tauscope_wire.layers import EMBEDDING
 from tauscope_wire.messages import DrafterCard, DrafterServiceInfo, TargetInfo
@@ -80,7 +81,7 @@ def pair_warnings(
         )
     failed = [test for test in target.self_tests if test.status == "failed"]
     warnings += [f"self-test {test.name!r} of the target service failed: {test.detail}" for test in failed]
-    warnings += [f"drafter {card.name!r}: {warning}" for card in cards for warning in card.warnings]
+    warnings += grouped((card.name, warning) for card in cards for warning in card.warnings)
     for card in cards:
         trained = (card.training_numerics or {}).get("template_kwargs")
         if trained is not None and template_kwargs is not None and dict(trained) != dict(template_kwargs):

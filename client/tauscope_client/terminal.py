@@ -26,8 +26,11 @@ __all__ = ["TerminalProgress", "show_results"]
 PLAIN_WIDTH = 160
 """Width when stdout is a file or a pipe, so that tables are not folded at 80 columns."""
 
-PLAIN_STEPS = 10
-"""Without a terminal a stage reports at most this many times."""
+PLAIN_STEPS = 4
+"""Without a terminal a stage reports at most this many times after its start: a log is read, not watched."""
+
+MIN_STRATUM_PROMPTS = 3
+"""Strata of fewer prompts are anecdotes: they are in `results.json` and on the pages, not in the table here."""
 
 
 def stdout_console() -> Console:
@@ -50,7 +53,7 @@ def show_results(results: Mapping[str, Any], console: Console) -> None:
         table.add_section()
         for row in by_split:
             table.add_row(shown(row.label), *row.cells)
-    for stratum, rows in strata_rows(drafters).items():
+    for stratum, rows in strata_rows(drafters, min_prompts=MIN_STRATUM_PROMPTS).items():
         table.add_section()
         for row in rows:
             table.add_row(shown(f"tau, {stratum} {row.label}"), *map(shown, row.cells))

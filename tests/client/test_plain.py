@@ -25,7 +25,17 @@ def test_without_a_terminal_progress_is_a_few_plain_lines():
         progress.note("a\x1b[31m note")
     lines = file.getvalue().splitlines()
     assert lines[0] == "drafts: 200, 50 finished before" and lines[-2:] == ["drafts: 200/200", r"a\x1b[31m note"]
-    assert len(lines) < 15
+    assert len(lines) <= 6
+
+
+def test_a_stage_of_few_pieces_does_not_get_a_line_for_each():
+    file = io.StringIO()
+    with TerminalProgress(Console(file=file)) as progress:
+        progress.start("references", 10)
+        for _ in range(10):
+            progress.advance("references")
+    lines = file.getvalue().splitlines()
+    assert lines == ["references: 10", "references: 3/10", "references: 5/10", "references: 8/10", "references: 10/10"]
 
 
 def test_with_a_terminal_progress_is_bars():

@@ -8,6 +8,7 @@ from tauscope_client.metrics import PromptResult, pool
 from tauscope_client.metrics.intervals import FEW_PROMPTS
 from tauscope_client.references.record import Reference
 from tauscope_client.runs.draft_files import read_drafts, read_target
+from tauscope_client.runs.drafter_warnings import grouped
 from tauscope_client.runs.measuring import drafts_path, target_path
 from tauscope_client.runs.text_checks import is_looping
 
@@ -64,13 +65,12 @@ def cautions_of(
 
 def _of_pairs(run: Path, measured: Mapping[str, Sequence[PromptResult]]) -> list[str]:
     """What the drafter service said with its drafts, whichever run asked for them."""
-    said = {
-        f"drafter {name!r}: {text}"
+    return grouped(
+        (name, text)
         for name, prompts in measured.items()
         for prompt in prompts
         for text in read_drafts(drafts_path(run, name, prompt.prompt_id)).facts["warnings"]
-    }
-    return sorted(said)
+    )
 
 
 def _of_answers(references: Mapping[str, Reference], prompts: Sequence[PromptResult]) -> list[str]:

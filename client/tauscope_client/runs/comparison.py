@@ -124,15 +124,29 @@ def split_rows(drafters: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def strata_rows(drafters: Mapping[str, Any], *, skip: Sequence[str] = ("split",)) -> dict[str, list[Row]]:
-    """Tau by every stratum: stratum name -> one row a label."""
+def strata_rows(
+    drafters: Mapping[str, Any], *, skip: Sequence[str] = ("split",), min_prompts: int = 1
+) -> dict[str, list[Row]]:
+    """Tau by every stratum: stratum name -> one row a label.
+
+    Args:
+        drafters: the drafters of `results.json`.
+        skip: strata that are shown elsewhere.
+        min_prompts: leave out labels of fewer prompts; a stratum that has fewer than two labels then is left out whole.
+    """
     found: dict[str, list[Row]] = {}
     first = next(iter(drafters.values()), None)
     for name, strata in (first["strata"] if first else {}).items():
         if name in skip or len(strata) < 2:
             continue
         by_drafter = [{one["label"]: one for one in drafter["strata"].get(name, [])} for drafter in drafters.values()]
-        labels = list(dict.fromkeys(label for table in by_drafter for label in table))
+        labels = [
+            label
+            for label in dict.fromkeys(label for table in by_drafter for label in table)
+            if max(table[label]["num_prompts"] for table in by_drafter if label in table) >= min_prompts
+        ]
+        if len(labels) < 2:
+            continue
         found[name] = [Row(label, tuple(_stratum_cell(table.get(label)) for table in by_drafter)) for label in labels]
     return found
 
@@ -143,7 +157,8 @@ def _stratum_cell(stratum: Mapping[str, Any] | None) -> str:
     text = f"{stratum['estimate']:.2f}"
     if stratum["low"] is not None and stratum["high"] is not None:
         text += f" ({stratum['low']:.1f} to {stratum['high']:.1f})"
-    return f"{text}, {stratum['num_prompts']} prompts"
+    num_prompts = stratum["num_prompts"]
+    return f"{text}, {num_prompts} prompt{'s' * (num_prompts != 1)}"
 
 
 def comparison_lines(results: Mapping[str, Any]) -> list[str]:
