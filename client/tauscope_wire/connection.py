@@ -97,15 +97,22 @@ class Connection:
         self._client.close()
 
     def get_json(
-        self, path: str, answer: type[M], *, params: Mapping[str, Any] | None = None, timeout_s: float | None = None
+        self,
+        path: str,
+        answer: type[M],
+        *,
+        params: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
     ) -> M:
-        """`GET` an answer that is JSON.
+        """`GET` an answer that is JSON. A service that asks for its caller passes the id on.
 
         Raises:
             UnreachableError: no service, or not ours.
             TauscopeError: what the service answered.
         """
-        with self._exchange("GET", path, params=params, timeout_s=timeout_s) as (response, where):
+        exchange = self._exchange("GET", path, params=params, timeout_s=timeout_s, request_id=request_id)
+        with exchange as (response, where):
             return _parse(response, where, answer)
 
     def post_json(self, path: str, request: BaseModel, answer: type[M], *, timeout_s: float | None = None) -> M:

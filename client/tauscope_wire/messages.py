@@ -311,6 +311,39 @@ class HiddenReceipt(Answer):
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, protected_namespaces=())
 
 
+class HiddenFile(Answer):
+    """`GET /hidden_states/{handle}/file`: stored states as a file that a reader on the same machine maps.
+
+    Attributes:
+        handle: as asked for.
+        model, numerics: as in every answer with states.
+        planes: names in the order of the data.
+        dtype: element type.
+        positions: half-open range that the file covers.
+        shape: [P, n, H].
+        num_tokens: length of the whole sequence, whose ids are in the file too.
+        digest: xxh3_128 over the row-major states.
+        path: absolute path on the machine of the service.
+        nbytes: size of the file.
+        offset: where the states begin in it.
+        lease_s: eviction leaves the file for this long; open it at once.
+    """
+
+    handle: str
+    model: ModelInfo
+    numerics: Numerics
+    planes: list[int | str]
+    dtype: WireDtype
+    positions: tuple[int, int]
+    shape: tuple[int, int, int]
+    num_tokens: int
+    digest: str
+    path: str
+    nbytes: int
+    offset: int
+    lease_s: float
+
+
 # --- drafter service --------------------------------------------------------------------------------------------------
 
 

@@ -91,6 +91,10 @@ def create_app(service: DrafterService) -> FastAPI:
         return reasons
 
     metrics = ServiceMetrics("tauscope_drafter")
+    metrics.gauge("contexts_mapped", "Handles read from files of a target on this machine").set_function(
+        lambda: service.states.num_reads("mapped")
+    )
+    metrics.gauge("contexts_http", "Handles read over HTTP").set_function(lambda: service.states.num_reads("http"))
     anchors_drafted = metrics.counter("anchors", "Anchors drafted, by drafter", ("drafter",))
     app = create_service(
         "tauscope drafter",

@@ -12,7 +12,7 @@ from tauscope_wire.errors import ErrorCode, RequestError
 
 
 def to_torch(states: npt.NDArray[Any]) -> Tensor:
-    """A tensor over the same memory where numpy allows it."""
+    """A tensor over the same memory where numpy allows it; states in a mapped file stay there."""
     if not states.flags.writeable:
         states = states.copy()
     if states.dtype == ml_dtypes.bfloat16:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,12 @@ class StatesArray:
         states: bfloat16 (ml_dtypes) or float32 [P, T, Ht], planes in the order of the drafter's taps; row t belongs to
             position t. Not written to.
         numerics: fingerprint of the target service that made them; None for states sent inline.
+        way: how they came from the target service; None for states sent inline.
     """
 
     states: npt.NDArray[Any]
     numerics: Numerics | None = None
+    way: Literal["mapped", "http"] | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

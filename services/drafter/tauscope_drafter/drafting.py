@@ -1,6 +1,8 @@
 """One drafting request from checked fields to a result: states fetched, job queued, abandoned work stopped."""
 
 import asyncio
+import time
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import quote
@@ -47,7 +49,7 @@ async def run_draft(
         sampling: compare with the target in place of ranking.
 
     Returns:
-        The result and the anchors, ascending.
+        The result and the anchors, ascending; its times say how the states came (`read_mapped` or `read_http`).
     """
     anchors = resolve_anchors(asked, limits)
     if not len(anchors):
@@ -57,6 +59,7 @@ async def run_draft(
     # a comparison with the target reads its states at the drafted places too
     num_rows = len(asked.token_ids) if sampling is not None else context_rows(int(anchors[-1]), conditions)
     behalf = _Behalf(caller.tag, key, asked_as)
+    begun = time.perf_counter()
     if sampling is not None and isinstance(asked.hidden, HiddenByHandle):
         fetch = partial(source.fetch, key=key, final_norm=True, request_id=asked_as)
         handle = quote(asked.hidden.handle, safe="")
@@ -64,6 +67,9 @@ async def run_draft(
         states: StatesArray | None = await asyncio.to_thread(fetch, handle, card, asked.token_ids, num_rows)
     else:
         states, context_key = await _states(source, asked, lease, card, num_rows=num_rows, behalf=behalf)
+    reading = (
+        {} if states is None or states.way is None else {f"read_{states.way}": 1e3 * (time.perf_counter() - begun)}
+    )
     job = DraftJob(
         lease=lease,
         token_ids=np.asarray(asked.token_ids, dtype=np.int64),
@@ -84,7 +90,7 @@ async def run_draft(
         )
     finally:
         job.stop.set()
-    return result, anchors
+    return replace(result, timing_ms={**reading, **result.timing_ms}), anchors
 
 
 class _Behalf(NamedTuple):

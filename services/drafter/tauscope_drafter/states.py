@@ -1,12 +1,19 @@
-"""Gets hidden states to the drafter: from the one target service it is configured with, or out of the request."""
+"""Gets hidden states to the drafter: from the one target service it is configured with, or out of the request.
 
-from collections.abc import Sequence
+States of a target on the same machine are mapped from its file where it names one, else they come over HTTP.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
 from tauscope_drafter.contract import ProbeText, StatesArray
 from tauscope_drafter.fit import DrafterSide, TargetSide, check_fit
+from tauscope_drafter.mapped_states import MappedReader, TargetStates, is_on_this_machine
 from tauscope_wire.connection import Connection
 from tauscope_wire.dtypes import NUMPY_DTYPES
 from tauscope_wire.errors import (
@@ -44,10 +51,19 @@ class StatesSource:
 
     Args:
         connection: to the target service; None when none was configured.
+        mapping: map files of a target on this machine; False reads everything over HTTP.
     """
 
-    def __init__(self, connection: Connection | None) -> None:
+    def __init__(self, connection: Connection | None, *, mapping: bool = True) -> None:
         self._connection = connection
+        is_near = mapping and connection is not None and is_on_this_machine(connection.base_url)
+        self._mapped = MappedReader() if is_near else None
+        self._lock = threading.Lock()
+        self._reads: dict[Literal["mapped", "http"], int] = {"mapped": 0, "http": 0}
+
+    def num_reads(self, way: Literal["mapped", "http"]) -> int:
+        """Handles read that way so far."""
+        return self._reads[way]
 
     @property
     def url(self) -> str | None:
@@ -131,25 +147,47 @@ class StatesSource:
         if self._connection is None:
             raise UnavailableError("no target service is configured; start this service with --target-url")
         planes: tuple[Plane, ...] = (*card.taps, FINAL_NORM) if final_norm else tuple(card.taps)
-        params = {"planes": ",".join(map(str, planes)), "start": 0, "stop": num_rows}
-        expect = HiddenExpectation(planes=planes, positions=(0, num_rows), data=True)
-        read = partial(read_hidden, expect=expect)
+        way: Literal["mapped", "http"] = "mapped"
+        with self._on_behalf(key) as connection:
+            found = None
+            if self._mapped is not None:
+                found = self._mapped.read(connection, handle, planes, num_rows, request_id=request_id)
+            if found is None:
+                way = "http"
+                found = _over_http(connection, handle, planes, num_rows, request_id=request_id)
+        check_served(card, found.model)
+        _check_tokens(found.token_ids, token_ids, num_rows)
+        with self._lock:
+            self._reads[way] += 1
+        return StatesArray(states=found.states, numerics=found.numerics, way=way)
+
+    @contextmanager
+    def _on_behalf(self, key: str | None) -> Iterator[Connection]:
+        """A connection with the caller's key; that of the service where no keys are in use."""
+        assert self._connection is not None
         if key is None:
-            answer = self._connection.get_tensors(f"/hidden_states/{handle}", params, read, request_id=request_id)
-        else:
-            with Connection(self._connection.base_url, key=key) as own:
-                try:
-                    answer = own.get_tensors(f"/hidden_states/{handle}", params, read, request_id=request_id)
-                except (AuthenticationError, PermissionDeniedError) as error:
-                    raise type(error)(
-                        f"the target service refuses the key of this request: {error.message} (both services need the "
-                        "same keys, and reading a handle the role 'read')",
-                        error.code,
-                    ) from None
-        check_served(card, answer.model)
-        _check_tokens(answer.token_ids, token_ids, num_rows)
-        assert answer.states is not None
-        return StatesArray(states=answer.states, numerics=answer.numerics)
+            yield self._connection
+            return
+        with Connection(self._connection.base_url, key=key) as own:
+            try:
+                yield own
+            except (AuthenticationError, PermissionDeniedError) as error:
+                raise type(error)(
+                    f"the target service refuses the key of this request: {error.message} (both services need the "
+                    "same keys, and reading a handle the role 'read')",
+                    error.code,
+                ) from None
+
+
+def _over_http(
+    connection: Connection, handle: str, planes: tuple[Plane, ...], num_rows: int, *, request_id: str | None
+) -> TargetStates:
+    params = {"planes": ",".join(map(str, planes)), "start": 0, "stop": num_rows}
+    expect = HiddenExpectation(planes=planes, positions=(0, num_rows), data=True)
+    read = partial(read_hidden, expect=expect)
+    answer = connection.get_tensors(f"/hidden_states/{handle}", params, read, request_id=request_id)
+    assert answer.states is not None
+    return TargetStates(states=answer.states, token_ids=answer.token_ids, model=answer.model, numerics=answer.numerics)
 
 
 def check_served(card: DrafterCard, model: ModelInfo) -> None:

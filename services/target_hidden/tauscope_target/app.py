@@ -13,12 +13,14 @@ from tauscope_serving.compute import ComputeLoop
 from tauscope_serving.metrics import ServiceMetrics
 from tauscope_serving.packing import fair_pack
 from tauscope_serving.service import Access, create_service
+from tauscope_target.file_route import FileRoute
 from tauscope_target.hidden_routes import HiddenRoutes
 from tauscope_target.jobs import Engine, Job, Result, Tokens
 from tauscope_target.parts import TargetParts
 from tauscope_target.settings import TargetSettings
 from tauscope_target.spill import SpillDirectory
 from tauscope_target.store import HandleStore
+from tauscope_target.store_folder import StoreFolder
 from tauscope_target.text_routes import TextRoutes
 from tauscope_wire.messages import TargetInfo
 
@@ -47,7 +49,7 @@ def create_app(
             process are unknown.
 
     Raises:
-        RequestError: the spill directory cannot be used.
+        RequestError: the spill directory or the store's folder cannot be used.
     """
     access = access or Access()
     metrics = ServiceMetrics("tauscope_target")
@@ -63,7 +65,8 @@ def create_app(
     if settings.spill_dir is not None:
         spill = SpillDirectory(settings.spill_dir, max_bytes=settings.spill_bytes, ttl_s=settings.ttl_s)
         secret = secret if secret is not None else spill.secret
-    store = HandleStore(max_bytes=settings.store_bytes, ttl_s=settings.ttl_s, backing=spill)
+    folder = None if settings.store_dir is None else StoreFolder(settings.store_dir)
+    store = HandleStore(max_bytes=settings.store_bytes, ttl_s=settings.ttl_s, backing=spill, folder=folder)
     parts = TargetParts(
         engine=engine,
         loop=loop,
@@ -81,6 +84,7 @@ def create_app(
         loop.start()
         yield
         await asyncio.to_thread(loop.close, drain_s=settings.serving.drain_s)
+        await asyncio.to_thread(store.close)
 
     def not_ready() -> list[str]:
         state = loop.state()
@@ -104,6 +108,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.include_router(HiddenRoutes(parts).router())
+    app.include_router(FileRoute(parts).router())
     app.include_router(TextRoutes(parts).router())
 
     @app.get("/info", tags=["service"], summary="Model, limits, numerics, self-tests")
@@ -138,3 +143,4 @@ def _add_gauges(metrics: ServiceMetrics, loop: ComputeLoop[Job, Result], store: 
     metrics.gauge("pass_busy_seconds", "How long the running pass has run").set_function(lambda: loop.state().busy_s)
     metrics.gauge("store_bytes", "Bytes of stored states").set_function(lambda: store.facts()["bytes"])
     metrics.gauge("store_entries", "Stored handles").set_function(lambda: store.facts()["entries"])
+    metrics.gauge("store_leases", "Files of handles named to readers").set_function(lambda: store.facts()["leases"])

@@ -1,7 +1,7 @@
 """Settings of the target service beyond where it listens."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,6 +34,8 @@ class TargetSettings(BaseModel):
         gather_tokens: waiting tokens at which a pass starts at once; 0 never waits.
         store_bytes: memory for handles.
         ttl_s: how long a handle may live.
+        store_dir: folder in memory for files of handles, which a drafter service on this machine maps; `auto` makes one
+            under /dev/shm; None keeps handles in the memory of the process.
         spill_dir: folder for handles beyond memory and beyond the process, or None.
         spill_bytes: budget of that folder.
         stuck_s: a pass longer than this makes the service not ready.
@@ -48,6 +50,7 @@ class TargetSettings(BaseModel):
     gather_tokens: Annotated[int, Field(ge=0)] = 0
     store_bytes: Annotated[int, Field(ge=0)] = 4 * GIB
     ttl_s: Annotated[float, Field(gt=0)] = 3_600.0
+    store_dir: Literal["auto"] | Path | None = None
     spill_dir: Path | None = None
     spill_bytes: Annotated[int, Field(ge=0)] = 64 * GIB
     stuck_s: Annotated[float, Field(gt=0)] = 900.0

@@ -1,6 +1,7 @@
 """One entry of the handle store: states with what is needed to answer from them."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,21 @@ from tauscope_wire.checksums import digest_of
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.layers import Plane
 from tauscope_wire.tensors import LogitsSummary
+
+
+@dataclass(frozen=True)
+class StatesFile:
+    """The file that an entry's states are mapped from.
+
+    Attributes:
+        path: absolute.
+        nbytes: its size.
+        offset: where the states begin.
+    """
+
+    path: Path
+    nbytes: int
+    offset: int
 
 
 @dataclass(eq=False)
@@ -26,6 +42,10 @@ class StoredStates:
         owner: name of the key that asked.
         shared: whether other keys may read it.
         digest: xxh3_128 over the data.
+        created: set by the store.
+        pins: readers that hold it now.
+        leased_until: a reader on this machine may still open the file, by the store's clock.
+        file: where the states are mapped from, if a `StoreFolder` keeps them.
     """
 
     planes: tuple[Plane, ...]
@@ -39,6 +59,8 @@ class StoredStates:
     digest: str
     created: float = 0.0
     pins: int = field(default=0, repr=False)
+    leased_until: float = field(default=0.0, repr=False)
+    file: StatesFile | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -51,6 +73,10 @@ class StoredStates:
     def stop(self) -> int:
         """One past the last position."""
         return self.start + int(self.states.shape[1])
+
+    def is_held(self, now: float) -> bool:
+        """Whether it may not be evicted at `now`, by the store's clock."""
+        return self.pins > 0 or self.leased_until > now
 
     def is_readable_by(self, caller: str) -> bool:
         """Whether `caller`, a key's name, may read it."""

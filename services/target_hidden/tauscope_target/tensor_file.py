@@ -29,17 +29,26 @@ def file_bytes(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, st
     return len(_header(arrays, metadata)) + sum(array.nbytes for array in arrays.values())
 
 
-def write_tensors(file: Path, arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> None:
+def write_tensors(
+    file: Path, arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], *, mode: int = 0o666
+) -> None:
     """Write arrays (bfloat16, float32 or int32) under a temporary name, flush, rename.
 
     When this returns the file survives the process and a power failure; when it raises there is no new file.
+
+    Args:
+        file: where to.
+        arrays: by name, in the order of their data.
+        metadata: free text fields.
+        mode: permissions of the file, less those that the process's umask takes.
 
     Raises:
         OSError: the disk is full or fails.
     """
     temporary = file.with_name(f".{file.stem}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
-        with temporary.open("xb") as stream:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as stream:
             stream.write(_header(arrays, metadata))
             for array in arrays.values():
                 stream.write(byte_view(np.ascontiguousarray(array)))

@@ -37,6 +37,14 @@ def serve_command(
     target_url: Annotated[
         str | None, typer.Option(help="Target service that handles of hidden states are read from.")
     ] = None,
+    map_states: Annotated[
+        bool,
+        typer.Option(
+            "--map-states/--no-map-states",
+            help="Map the files in which a target service on this machine keeps states (its --store-dir); else, and "
+            "without them, states come over HTTP.",
+        ),
+    ] = True,
     target_model: Annotated[
         Path | None,
         typer.Option(help="Checkpoint folder of the target: embedding and head are read from it, and shared."),
@@ -142,7 +150,7 @@ def serve_command(
             head_on_host=head_on_host or (placed is not None and placed.mode != "resident"),
             stream_networks=placed is not None and placed.mode == "streamed",
         )
-        states = StatesSource(_connection(target_url, os.environ))
+        states = StatesSource(_connection(target_url, os.environ), mapping=map_states)
         engine = Engine(
             place,
             strict_numerics=strict_numerics,

@@ -65,6 +65,13 @@ def serve_command(
         float | None, typer.Option(min=0, help="How long a request waits for company; 50 when streamed, else 0.")
     ] = None,
     store_memory: Annotated[str, typer.Option(help="Memory for handles.")] = "4GiB",
+    store_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep that memory as private files in this folder (under /dev/shm), which a drafter service on this "
+            "machine maps without copying; `auto` makes a folder."
+        ),
+    ] = None,
     spill_dir: Annotated[
         Path | None, typer.Option(help="Folder that keeps handles beyond memory and restarts; none by default.")
     ] = None,
@@ -161,6 +168,7 @@ def serve_command(
             max_wait_s=wait_ms / 1e3,
             gather_tokens=engine.facts.pass_tokens if wait_ms else 0,
             store_bytes=store_bytes,
+            store_dir="auto" if store_dir == Path("auto") else store_dir,
             ttl_s=ttl_s,
             spill_dir=spill_dir,
             spill_bytes=spill_bytes,
