@@ -102,7 +102,7 @@ def _map(stream: BinaryIO, named: HiddenFile, *, token: str) -> MappedStates:
         metadata = header.pop("__metadata__")
         facts = json.loads(metadata["facts"])
         found = (metadata["schema"], metadata["token"], facts["digest"], facts["planes"], facts["start"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _other(f"{named.path}: its header is not one of a file of states") from None
     if found != (FILE_SCHEMA, token, named.digest, named.planes, start) or header != expected:
         raise _other(f"{named.path}: its header describes other states")
