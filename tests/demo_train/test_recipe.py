@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from deploy.demo.train.phases import Recipe
+from deploy.demo.train.plans import smoke_plan
 from deploy.demo.train.prepare import load_dataset, prepare
-from deploy.demo.train.settings import smoke_plan
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from deploy.demo.train.settings import PLANS
+from deploy.demo.train.plans import PLANS
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

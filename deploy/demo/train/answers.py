@@ -17,6 +17,10 @@ MAX_GRID = 65_535
 MAX_REPEATED_LINES = 2
 """How often one line of 12 characters or more may occur in an answer before it counts as a loop."""
 MIN_LOOP_LINE_CHARS = 12
+MIN_RESPONSE_TOKENS = 3
+"""Two tokens leave one anchor without a draft to check."""
+WIDTH_STEP = 32
+"""Prefills are as wide as a whole number of attention tiles."""
 
 
 class Answer(NamedTuple):
@@ -36,6 +40,11 @@ class Answer(NamedTuple):
     def response(self) -> list[int]:
         """Ids of the response."""
         return self.ids[self.prompt_tokens :]
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the response is long enough to train a drafter on."""
+        return len(self.response) >= MIN_RESPONSE_TOKENS
 
 
 @torch.no_grad()
@@ -189,3 +198,13 @@ def prefill(model: Any, answers: Sequence[Answer], *, layers: tuple[int, ...], w
             is_same = (choice == ids[rows, 1:]) & is_response
             agreement = is_same.sum(1) / is_response.sum(1).clamp(min=1)
     return Prefill(ids, starts, ends, features, layers, agreement)
+
+
+def width_of(answers: list[Answer]) -> int:
+    """Width of a prefill: the longest answer, rounded up to whole attention tiles."""
+    return -(-max(len(a.ids) for a in answers) // WIDTH_STEP) * WIDTH_STEP
+
+
+def share(flags: list[bool]) -> float:
+    """Share of true values, four digits."""
+    return round(sum(flags) / max(1, len(flags)), 4)

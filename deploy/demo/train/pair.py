@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from deploy.demo.train.answer_store import load_answers, save_answers
-from deploy.demo.train.answers import Answer, Prefill, generate, is_clean, prefill, take
+from deploy.demo.train.answers import Answer, Prefill, generate, is_clean, prefill, share, take, width_of
 from deploy.demo.train.chat import MASK
 from deploy.demo.train.drafter_training import Snapshot, dflash_loss, rounded, train_drafter
 from deploy.demo.train.evaluation import Match, Round, walk_all
@@ -18,10 +18,6 @@ from deploy.demo.train.rows import Dataset, Encoded
 from deploy.demo.train.settings import SEED, Budget, DrafterShape, Plan, TargetShape
 from deploy.demo.train.target_training import TargetTrainer, train_main, train_polish, validate
 from deploy.demo.train.tokenization import save_tokenizer
-
-MIN_RESPONSE_TOKENS = 3
-"""Two tokens leave one anchor without a draft to check."""
-WIDTH_STEP = 32
 
 
 @dataclass
@@ -179,10 +175,10 @@ class PairRun:
         self.log(f"  {self.record['heldout'][self.where]}")
 
     def make_features(self) -> None:
-        """Prefill the answers that ended."""
-        usable = [a for a in self.answers if a.has_ended and len(a.response) >= MIN_RESPONSE_TOKENS]
+        """Prefill the answers that ended and hold a draft to check."""
+        usable = [a for a in self.answers if a.has_ended and a.has_drafts]
         if len(usable) < self.plan.sequences_per_step:  # an untrained target ends nothing
-            usable = [a for a in self.answers if len(a.response) >= MIN_RESPONSE_TOKENS]
+            usable = [a for a in self.answers if a.has_drafts]
         usable = usable[: self.plan.max_sequences]
         self.features = prefill(self.model, usable, layers=self.layers, width=width_of(usable))
         self.record.setdefault("features", {})[self.where] = {
@@ -251,13 +247,3 @@ class PairRun:
         if self.heldout_features is None:
             raise RuntimeError("held-out features are missing: the heldout phase has to run first")
         return walk_all(match, self.heldout_features)
-
-
-def width_of(answers: list[Answer]) -> int:
-    """Width of a prefill: the longest answer, rounded up to whole attention tiles."""
-    return -(-max(len(a.ids) for a in answers) // WIDTH_STEP) * WIDTH_STEP
-
-
-def share(flags: list[bool]) -> float:
-    """Share of true values, four digits."""
-    return round(sum(flags) / max(1, len(flags)), 4)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from deploy.demo.train.card import write_card
 from deploy.demo.train.chat import FRESH_PROMPTS
+from deploy.demo.train.environment import environment
 from deploy.demo.train.fit import Log
 from deploy.demo.train.packing import archive, write_json
 from deploy.demo.train.pair import PairRun
@@ -237,17 +238,3 @@ class Recipe:
         self._run["kernel_gradient_error"] = errors
         self._reference_delta_rule = not max(errors.values()) < MAX_GRADIENT_ERROR
         self._log(f"  {errors}, reference delta rule: {self._reference_delta_rule}")
-
-
-def environment(device: str) -> dict[str, str]:
-    """Versions and the device, for the card."""
-    from importlib import metadata
-
-    names = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "flash-linear-attention", "triton")
-    found: dict[str, str] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from deploy.demo.train.corpus import collect
+from deploy.demo.train.plans import PLANS
 from deploy.demo.train.rows import Dataset, Encoded, Rows, build
-from deploy.demo.train.settings import PLANS, Plan
+from deploy.demo.train.settings import Plan
 from tokenizers import Tokenizer
 
 ROW_SETS = ("broad", "short", "validation")
