@@ -176,8 +176,12 @@ class Prefill(NamedTuple):
 
 
 @torch.no_grad()
-def prefill(model: Any, answers: Sequence[Answer], *, layers: tuple[int, ...], width: int) -> Prefill:
-    """One forward over finished answers; keeps the outputs of ``layers`` on the model's device in its dtype."""
+def prefill(
+    model: Any, answers: Sequence[Answer], *, layers: tuple[int, ...], width: int, batch: int = FEATURE_BATCH
+) -> Prefill:
+    """One forward over finished answers, ``batch`` at a time; keeps the outputs of ``layers`` on the model's device in
+    its dtype.
+    """
     parameter = next(model.parameters())
     device, hidden = parameter.device, model.config.hidden_size
     ids = torch.full((len(answers), width), END_OF_TEXT, dtype=torch.long)
@@ -188,8 +192,8 @@ def prefill(model: Any, answers: Sequence[Answer], *, layers: tuple[int, ...], w
     ends = torch.tensor([len(a.ids) for a in answers], device=device)
     features = torch.empty(len(answers), width, len(layers), hidden, dtype=parameter.dtype, device=device)
     agreement = torch.zeros(0)
-    for start in range(0, len(answers), FEATURE_BATCH):
-        rows = slice(start, start + FEATURE_BATCH)
+    for start in range(0, len(answers), batch):
+        rows = slice(start, start + batch)
         features[rows], last = layer_outputs(model, ids[rows], layers)
         if start == 0:
             choice = model.lm_head(last[:, :-1]).argmax(-1)

@@ -1,23 +1,25 @@
-"""Training of drafters on prefilled answers: batches of random anchors, one loss a family, and the early checkpoint."""
+"""Training of drafters on prefilled answers: batches of random anchors, the early checkpoint, and going on after an
+interruption.
+"""
 
 import copy
-import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from deploy.demo.train.answers import Prefill
 from deploy.demo.train.fit import FitRecord, Log, Step, fit
-from deploy.demo.train.networks.dflash import DFlash
-from deploy.demo.train.networks.dspark import DSpark
-from deploy.demo.train.networks.eagle3 import Eagle3
-from deploy.demo.train.settings import Budget, Plan
+from deploy.demo.train.losses import Batch
+from deploy.demo.train.settings import Budget, Sampling
 from torch import nn
 
 Network = TypeVar("Network", bound=nn.Module)
 WEIGHT_DECAY = 0.01
+SAVE_EVERY_S = 60.0
+"""What an interruption can cost, against writing three times the network's size each time."""
 
 
 @dataclass
@@ -31,26 +33,18 @@ class Snapshot:
     optimizer: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
 
 
-@dataclass
-class Batch:
-    """Buffers that the captured step reads: rows of the prefill [B] and anchor positions [B, A]."""
-
-    rows: torch.Tensor
-    anchors: torch.Tensor
-
-
 class AnchorSampler:
     """Draws sequences in proportion to their anchors, then anchors uniformly: every response position but the last is
     equally likely.
     """
 
-    def __init__(self, data: Prefill, plan: Plan) -> None:
+    def __init__(self, data: Prefill, sampling: Sampling) -> None:
         self._data = data
         self._spans = (data.total_tokens - data.prompt_tokens - 1).clamp(min=0)
         device = data.ids.device
         self.batch = Batch(
-            torch.zeros(plan.sequences_per_step, dtype=torch.long, device=device),
-            torch.ones(plan.sequences_per_step, plan.anchors_per_sequence, dtype=torch.long, device=device),
+            torch.zeros(sampling.sequences, dtype=torch.long, device=device),
+            torch.ones(sampling.sequences, sampling.anchors, dtype=torch.long, device=device),
         )
 
     def refill(self, _progress: float) -> None:
@@ -60,105 +54,6 @@ class AnchorSampler:
         span = self._spans[rows][:, None]
         offset = (torch.rand(anchors.shape, device=rows.device) * span).long()
         anchors.copy_(self._data.prompt_tokens[rows][:, None] + torch.minimum(offset, span - 1))
-
-
-def block_labels(
-    ids: torch.Tensor, ends: torch.Tensor, anchors: torch.Tensor, block: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens at anchor + 1 .. anchor + block and whether they exist: both [B, A, block]."""
-    at = anchors[..., None] + torch.arange(1, block + 1, device=ids.device)
-    exists = at < ends[:, None, None]
-    labels = ids.gather(1, at.clamp(max=ids.shape[1] - 1).flatten(1)).view_as(at)
-    return labels, exists
-
-
-def decayed_loss(logits: torch.Tensor, labels: torch.Tensor, exists: torch.Tensor, decay: float) -> torch.Tensor:
-    """Cross-entropy over [B, A, K, V] with weight ``exp(-k / decay)`` for the k-th draft: early drafts decide how
-    many are accepted.
-    """
-    entropy = F.cross_entropy(logits.float().flatten(0, 2), labels.flatten(), reduction="none").view_as(labels)
-    weight = exists * torch.exp(-torch.arange(labels.shape[-1], device=labels.device) / decay)
-    return (entropy * weight).sum() / weight.sum()
-
-
-def dflash_loss(
-    network: DFlash,
-    data: Prefill,
-    *,
-    batch: Batch,
-    embedding: torch.Tensor,
-    taps: tuple[int, ...],
-    decay: float,
-) -> torch.Tensor:
-    """Loss of the fill-in layout: rows 1..S-1 predict their own positions."""
-    ids = data.ids[batch.rows]
-    states = network(embedding, data.taps(taps, batch.rows), ids, batch.anchors)
-    labels, exists = block_labels(ids, data.total_tokens[batch.rows], batch.anchors, network.shape.block - 1)
-    return decayed_loss(F.linear(states[:, :, 1:], embedding), labels, exists, decay)
-
-
-CONFIDENCE_WEIGHT = 0.1
-
-
-def dspark_loss(
-    network: DSpark,
-    data: Prefill,
-    *,
-    batch: Batch,
-    embedding: torch.Tensor,
-    taps: tuple[int, ...],
-    decay: float,
-) -> torch.Tensor:
-    """Loss of the anchor-first layout with teacher-forced previous tokens; the confidence head learns whether the
-    draft is right.
-    """
-    ids = data.ids[batch.rows]
-    states = network(embedding, data.taps(taps, batch.rows), ids, batch.anchors)
-    labels, exists = block_labels(ids, data.total_tokens[batch.rows], batch.anchors, network.shape.block)
-    previous = torch.cat((ids.gather(1, batch.anchors)[..., None], labels[..., :-1]), -1)
-    logits, confidence = network.heads(states, previous, embedding)
-    is_right = (logits.argmax(-1) == labels).float()
-    sureness = F.binary_cross_entropy_with_logits(confidence.float(), is_right, reduction="none")
-    return decayed_loss(logits, labels, exists, decay) + CONFIDENCE_WEIGHT * (sureness * exists).sum() / exists.sum()
-
-
-def eagle3_loss(
-    network: Eagle3,
-    data: Prefill,
-    *,
-    batch: Batch,
-    embedding: torch.Tensor,
-    taps: tuple[int, ...],
-    draft_index: torch.Tensor,
-    decay: float,
-) -> torch.Tensor:
-    """Loss over all slots of whole sequences and all unrolls; tokens outside the draft vocabulary are left out.
-
-    Args:
-        network: The drafter.
-        data: Prefilled answers.
-        batch: Only its rows are used.
-        embedding: The target's table.
-        taps: Canonical ids of the three taps.
-        draft_index: [vocab] index in the draft vocabulary, or -100.
-        decay: Weight of unroll s is ``exp(-s / decay)``.
-    """
-    ids = data.ids[batch.rows]
-    start, end = data.prompt_tokens[batch.rows][:, None], data.total_tokens[batch.rows][:, None]
-    slot = torch.arange(ids.shape[1] - 2, device=ids.device)
-    labels = draft_index[ids[:, 2:]]
-    total = torch.zeros((), device=ids.device)
-    weights = torch.zeros((), device=ids.device)
-    for unroll, states in enumerate(network(embedding, data.taps(taps, batch.rows), ids, network.shape.block)):
-        logits = network.lm_head(states[:, :-1]).float()
-        counts = (slot + 1 - unroll >= start) & (slot + 2 < end)
-        wanted = labels.masked_fill(~counts, -100)
-        weight = math.exp(-unroll / decay)
-        total = total + weight * F.cross_entropy(
-            logits.flatten(0, 1), wanted.flatten(), ignore_index=-100, reduction="sum"
-        )
-        weights = weights + weight * (wanted != -100).sum()
-    return total / weights.clamp(min=1e-6)
 
 
 def snapshot(network: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Snapshot:
@@ -171,16 +66,24 @@ def snapshot(network: nn.Module, optimizer: torch.optim.Optimizer, step: int) ->
     return Snapshot(step, {k: v.detach().cpu().clone() for k, v in network.state_dict().items()}, state)
 
 
+def save_progress(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Store what a training needs to go on; a write that is cut leaves the one before."""
+    partial = path.with_suffix(".partial")
+    torch.save({"weights": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, partial)
+    partial.replace(path)
+
+
 def train_drafter(
     network: nn.Module,
     loss_of: Callable[[Batch], torch.Tensor],
     data: Prefill,
     *,
-    plan: Plan,
+    sampling: Sampling,
     budget: Budget,
     name: str,
     log: Log,
     early_ratio: float | None = None,
+    progress_file: Path | None = None,
 ) -> tuple[FitRecord, Snapshot | None]:
     """Train a network in place.
 
@@ -188,18 +91,20 @@ def train_drafter(
         network: On the device of the data, float32 weights.
         loss_of: Loss of a batch, under autocast on a GPU.
         data: Prefilled answers.
-        plan: Batch sizes and learning rate.
+        sampling: Batch sizes and learning rate.
         budget: When to stop.
         name: For progress lines.
         log: Takes one line.
         early_ratio: Progress at which a snapshot is taken.
+        progress_file: Where the state is kept every `SAVE_EVERY_S` seconds, and taken up from if it is there. Only
+            budgets in steps can be continued; the batches after an interruption are drawn anew.
 
     Returns:
         The record, and the snapshot if one was asked for.
     """
     on_gpu = data.ids.is_cuda
     network.train()
-    sampler = AnchorSampler(data, plan)
+    sampler = AnchorSampler(data, sampling)
     parameters = list(network.parameters())
 
     def loss() -> torch.Tensor:
@@ -207,10 +112,24 @@ def train_drafter(
             return loss_of(sampler.batch)
 
     early: list[Snapshot] = []
+    saved_at = time.monotonic()
 
     def watch(progress: float, step: int, optimizer: torch.optim.Optimizer) -> None:
+        nonlocal saved_at
         if early_ratio is not None and not early and progress >= early_ratio:
             early.append(snapshot(network, optimizer, step))
+        if progress_file is not None and time.monotonic() - saved_at >= SAVE_EVERY_S:
+            save_progress(progress_file, network, optimizer, step)
+            saved_at = time.monotonic()
+
+    def resume(optimizer: torch.optim.Optimizer) -> int:
+        if progress_file is None or not progress_file.exists():
+            return 0
+        state = torch.load(progress_file, weights_only=True)
+        network.load_state_dict(state["weights"])
+        optimizer.load_state_dict(state["optimizer"])
+        log(f"  {name}: taken up at step {state['step']}")
+        return int(state["step"])
 
     sampler.refill(0.0)
     step = Step(loss, parameters, graph=on_gpu)
@@ -219,7 +138,15 @@ def train_drafter(
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     record = fit(
-        step, sampler.refill, groups, rate=plan.drafter_rate, budget=budget, name=name, log=log, on_progress=watch
+        step,
+        sampler.refill,
+        groups,
+        rate=sampling.rate,
+        budget=budget,
+        name=name,
+        log=log,
+        on_progress=watch,
+        resume=resume,
     )
     for parameter in parameters:
         parameter.grad = None

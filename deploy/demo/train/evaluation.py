@@ -50,14 +50,23 @@ def labels_of(data: Prefill, rows: slice, anchors: torch.Tensor, count: int) -> 
     return labels, at < data.total_tokens[rows][:, None, None]
 
 
-def dflash_matches(network: DFlash, embedding: torch.Tensor, taps: Sequence[int] | None = None) -> Match:
-    """Matches of a DFlash drafter; ``taps`` may differ from the network's own to try other layers."""
+def dflash_matches(
+    network: DFlash,
+    embedding: torch.Tensor,
+    taps: Sequence[int] | None = None,
+    *,
+    head: torch.Tensor | None = None,
+) -> Match:
+    """Matches of a DFlash drafter; ``taps`` may differ from the network's own to try other layers. Without ``head``,
+    the embedding is it.
+    """
+    rows_of_head = embedding if head is None else head
 
     def match(data: Prefill, rows: slice, anchors: torch.Tensor) -> torch.Tensor:
         features = data.taps(network.shape.taps if taps is None else taps, rows).to(embedding.dtype)
         states = network(embedding, features, data.ids[rows], anchors)
         labels, exists = labels_of(data, rows, anchors, network.shape.block - 1)
-        return leading_matches(F.linear(states[:, :, 1:], embedding).argmax(-1), labels, exists)
+        return leading_matches(F.linear(states[:, :, 1:], rows_of_head).argmax(-1), labels, exists)
 
     return match
 
@@ -114,12 +123,12 @@ def walk(matches: Sequence[int], response_tokens: int) -> list[Round]:
 
 
 @torch.no_grad()
-def walk_all(match: Match, data: Prefill) -> list[list[Round]]:
-    """The serving walk of a drafter over every answer of a prefill."""
+def walk_all(match: Match, data: Prefill, *, sequences: int = SEQUENCE_CHUNK) -> list[list[Round]]:
+    """The serving walk of a drafter over every answer of a prefill, ``sequences`` of them at a time."""
     starts, ends = data.prompt_tokens, data.total_tokens
     out: list[list[Round]] = []
-    for first in range(0, len(data.ids), SEQUENCE_CHUNK):
-        rows = slice(first, min(first + SEQUENCE_CHUNK, len(data.ids)))
+    for first in range(0, len(data.ids), sequences):
+        rows = slice(first, min(first + sequences, len(data.ids)))
         longest = int((ends[rows] - starts[rows]).max())
         found = []
         for offset in range(0, longest, ANCHOR_CHUNK):

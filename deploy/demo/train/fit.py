@@ -102,6 +102,7 @@ def fit(
     log: Log,
     clock: Callable[[], float] = time.monotonic,
     on_progress: Callable[[float, int, torch.optim.Optimizer], None] | None = None,
+    resume: Callable[[torch.optim.Optimizer], int] | None = None,
 ) -> FitRecord:
     """Train until the budget ends.
 
@@ -115,11 +116,14 @@ def fit(
         log: Takes one line.
         clock: Seconds; a seam for tests.
         on_progress: Called with progress, step and optimizer whenever progress is measured.
+        resume: Puts weights and optimizer into the state of an interrupted run and returns its step.
     """
     parameters = [p for group in groups for p in group["params"]]
     on_gpu = parameters[0].is_cuda
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=on_gpu)
     record, start, progress = FitRecord(), clock(), 0.0
+    if resume is not None:
+        record.steps = resume(optimizer)
     measure_every, report_every = (20, 250) if on_gpu else (1, 10)
     loss = torch.zeros(())
     while True:

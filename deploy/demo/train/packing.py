@@ -30,12 +30,13 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def save_tensors(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-    """Write ``model.safetensors`` and ``config.json``; floating-point tensors become bfloat16."""
+def save_tensors(
+    folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], *, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write ``model.safetensors`` and ``config.json``; floating-point tensors are stored in ``dtype``."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = {
-        name: (t.to(torch.bfloat16) if t.is_floating_point() else t).detach().cpu().contiguous()
-        for name, t in tensors.items()
+        name: (t.to(dtype) if t.is_floating_point() else t).detach().cpu().contiguous() for name, t in tensors.items()
     }
     save_file(stored, str(folder / "model.safetensors"), metadata={"format": "pt"})
     write_json(folder / "config.json", config)

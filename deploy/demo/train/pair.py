@@ -9,9 +9,10 @@ import torch
 from deploy.demo.train.answer_store import load_answers, save_answers
 from deploy.demo.train.answers import Answer, Prefill, generate, is_clean, prefill, share, take, width_of
 from deploy.demo.train.chat import MASK
-from deploy.demo.train.drafter_training import Snapshot, dflash_loss, rounded, train_drafter
+from deploy.demo.train.drafter_training import Snapshot, rounded, train_drafter
 from deploy.demo.train.evaluation import Match, Round, walk_all
 from deploy.demo.train.fit import Log
+from deploy.demo.train.losses import dflash_loss
 from deploy.demo.train.networks.dflash import DFlash
 from deploy.demo.train.packing import dflash_config, save_checkpoint, save_tensors
 from deploy.demo.train.rows import Dataset, Encoded
@@ -210,7 +211,7 @@ class PairRun:
                 network, features, batch=batch, embedding=embedding, taps=fed, decay=self.plan.loss_decay
             ),
             features,
-            plan=self.plan,
+            sampling=self.plan.sampling,
             budget=budget,
             name=name,
             log=self.log,

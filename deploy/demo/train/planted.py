@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from deploy.demo.train.chat import MASK
-from deploy.demo.train.drafter_training import dspark_loss, eagle3_loss, rounded, train_drafter
+from deploy.demo.train.drafter_training import rounded, train_drafter
 from deploy.demo.train.evaluation import dflash_matches, dspark_matches, eagle3_matches, summarise
+from deploy.demo.train.losses import dspark_loss, eagle3_loss
 from deploy.demo.train.networks.dspark import DSpark
 from deploy.demo.train.networks.eagle3 import Eagle3
 from deploy.demo.train.packing import (
@@ -85,7 +86,7 @@ def make_dspark(run: PairRun, budget: Budget) -> None:
             network, features, batch=batch, embedding=embedding, taps=shape.taps, decay=plan.loss_decay
         ),
         features,
-        plan=plan,
+        sampling=plan.sampling,
         budget=budget,
         name="dspark",
         log=run.log,
@@ -119,7 +120,7 @@ def make_eagle3(run: PairRun, budget: Budget) -> None:
             decay=plan.loss_decay,
         ),
         features,
-        plan=plan,
+        sampling=plan.sampling,
         budget=budget,
         name="eagle3",
         log=run.log,

@@ -64,6 +64,23 @@ class DrafterShape:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """What one step of a drafter's training sees, and how it learns from it.
+
+    Attributes:
+        sequences: Answers a step.
+        anchors: Anchors of each.
+        rate: Peak learning rate.
+        decay: Tokens over which a draft's loss weight falls by e.
+    """
+
+    sequences: int
+    anchors: int
+    rate: float
+    decay: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """One whole run.
 
@@ -129,3 +146,8 @@ class Plan:
     markov_rank: int = 32
     draft_vocab: int = 2048
     packages: tuple[str, ...] | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        """Batches and rate of every drafter's training."""
+        return Sampling(self.sequences_per_step, self.anchors_per_sequence, self.drafter_rate, self.loss_decay)
