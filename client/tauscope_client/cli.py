@@ -14,6 +14,7 @@ from tauscope_client.commands.doctor import doctor_command
 from tauscope_client.commands.eval import evaluate_command
 from tauscope_client.commands.expect import expect_command
 from tauscope_client.commands.hidden import hidden_command
+from tauscope_client.commands.parity import parity_command
 from tauscope_client.commands.probe import probe_command
 from tauscope_client.commands.references import references_command
 from tauscope_client.commands.report import report_command
@@ -49,6 +50,7 @@ app.command("report")(report_command)
 app.command("speed")(speed_command)
 app.command("expect")(expect_command)
 app.command("probe")(probe_command)
+app.command("parity")(parity_command)
 app.command("watch")(watch_command)
 app.command("ship")(ship_command)
 

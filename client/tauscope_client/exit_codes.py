@@ -31,13 +31,15 @@ class ExitCode(IntEnum):
     INCOMPLETE = 5
     ACCESS = 6
     FINDING = 7
+    OTHER_NUMERICS = 8
     INTERRUPTED = 130
 
 
 EXIT_CODES_HELP = """Exit codes: 0 done; 1 a service or engine failed; 2 wrong usage, prompts file or request;
 3 a service cannot be reached or is not ready; 4 refused: things that do not fit (drafter and target, settings of a
 resumed run, runs to compare); 5 done, but some prompts could not be evaluated; 6 no access (key);
-7 probe --fail-on-finding found something; 130 interrupted."""
+7 probe --fail-on-finding found something; 8 parity: the service computes other states than the capture holds;
+130 interrupted."""
 
 
 def exit_code_of(error: TauscopeError) -> ExitCode:

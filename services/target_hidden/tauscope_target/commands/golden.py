@@ -9,6 +9,7 @@ from tauscope_target.commands.extras import require_extra
 from tauscope_target.commands.loading_lines import LoadingLines
 from tauscope_target.commands.serve import say
 from tauscope_wire.errors import RequestError
+from tauscope_wire.layers import EMBEDDING
 
 
 def golden_command(
@@ -17,6 +18,7 @@ def golden_command(
     *,
     layers: Annotated[str | None, typer.Option(help="Layers to capture, e.g. 1,16,31,46,61; all if left out.")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes a GPU if there is one.")] = "auto",
+    compute_dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="As for serving.")] = "auto",
     weights: Annotated[Literal["auto", "resident", "streamed", "cpu"], typer.Option(help="As for serving.")] = "auto",
     allow_reference_kernels: Annotated[
         bool, typer.Option("--allow-reference-kernels", help="Capture a hybrid model without fla kernels.")
@@ -34,6 +36,7 @@ def golden_command(
     settings = EngineSettings(
         model=model,
         device=device,
+        compute_dtype=compute_dtype,
         allow_reference_kernels=allow_reference_kernels,
         mode=ModeRequest(weights=weights),
     )
@@ -49,7 +52,7 @@ def golden_command(
 
 def _layers(text: str | None, deepest: int) -> list[int]:
     if text is None:
-        return list(range(deepest + 1))
+        return list(range(EMBEDDING, deepest + 1))
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
