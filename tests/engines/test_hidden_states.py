@@ -68,13 +68,13 @@ def vllm_states(smollm2, token_ids):
             }
         ),
     )
-    with serving(ENGINES["vllm"], extra=extra, label="states") as server:
+    with serving(ENGINES["vllm"], extra=("--no-enable-prefix-caching", *extra), label="states") as server:
         seconds, states, size = [], None, 0
-        for _ in range(REPEATS + 1):
+        for asked in _variants(token_ids):
             began = time.perf_counter()
             answer = httpx.post(
                 f"{server.url}/v1/completions",
-                json={"model": "smollm2", "prompt": token_ids, "max_tokens": 1, "temperature": 0},
+                json={"model": "smollm2", "prompt": asked, "max_tokens": 1, "temperature": 0},
                 timeout=600,
             )
             path = Path(answer.json()["kv_transfer_params"]["hidden_states_path"])
@@ -82,9 +82,14 @@ def vllm_states(smollm2, token_ids):
             seconds.append(time.perf_counter() - began)
             size = path.stat().st_size + len(answer.content)
             states = found["hidden_states"]
-            assert found["token_ids"].tolist() == token_ids
+            assert found["token_ids"].tolist() == asked
             path.unlink()
         return states, {"bytes": size, "seconds": median(seconds[1:])}
+
+
+def _variants(token_ids):
+    """One request to warm up and `REPEATS` to time: another last token each, so that nothing comes from a cache."""
+    return [[*token_ids[:-1], 100 + repeat] for repeat in range(REPEATS)] + [token_ids]
 
 
 def _read_when_complete(path: Path) -> dict[str, np.ndarray]:
@@ -105,12 +110,12 @@ def sglang_states(token_ids):
         ENGINES["sglang"], extra=("--enable-return-hidden-states", "--disable-radix-cache"), label="states"
     ) as server:
         seconds, states, size = [], None, 0
-        for _ in range(REPEATS + 1):
+        for asked in _variants(token_ids):
             began = time.perf_counter()
             answer = httpx.post(
                 f"{server.url}/generate",
                 json={
-                    "input_ids": token_ids,
+                    "input_ids": asked,
                     "sampling_params": {"temperature": 0, "max_new_tokens": 1},
                     "return_hidden_states": True,
                 },
@@ -188,9 +193,9 @@ def test_what_the_same_request_costs_in_each(engine_costs, target, token_ids, re
 
 def _our_cost(connection, target, token_ids, fields):
     seconds, size = [], 0
-    for repeat in range(REPEATS + 1):
-        # Another last token each time: the same request again would be answered from the store, without a forward.
-        request = HiddenRequest(token_ids=[*token_ids[:-1], 100 + repeat], **fields)
+    for asked in _variants(token_ids):
+        # Another dtype or set of layers is another handle, so no variant is answered from the store.
+        request = HiddenRequest(token_ids=asked, **fields)
         began = time.perf_counter()
         if request.return_ == "handle":
             size = len(target.hidden_handle(request).model_dump_json())

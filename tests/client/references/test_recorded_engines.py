@@ -13,7 +13,14 @@ from tauscope_client.references.openai import OpenAISource
 from tauscope_client.references.openai_answer import read_answer
 from tauscope_client.references.retries import Retries
 from tauscope_client.references.sglang import SglangSource
-from tauscope_wire.errors import AuthenticationError, ErrorCode, RequestError, TauscopeError, UnreachableError
+from tauscope_wire.errors import (
+    AuthenticationError,
+    ErrorCode,
+    RequestError,
+    RetryableError,
+    TauscopeError,
+    UnreachableError,
+)
 from tauscope_wire.messages import Message
 
 STOP_ID = 2
@@ -139,6 +146,13 @@ def test_a_second_key_for_administrators_does_not_hide_the_description_in_this_v
     facts, completion = play("sglang", "admin-key-missing")
     assert (facts["model"], facts["speculating"]) == ("/models/smollm2", False)
     assert completion.response_ids
+
+
+def test_a_full_queue_is_a_failure_that_passes():
+    recording = load("sglang", "queue-full")
+    http = EngineHttp("http://recorded.invalid", transport=RecordedTransport(recording), retries=Retries(attempts=1))
+    with pytest.raises(RetryableError):
+        http.post("/generate", recording.last.body)
 
 
 def test_an_id_outside_the_vocabulary_ends_a_real_sglang_server():
