@@ -7,9 +7,10 @@ from typing import Any
 
 from tauscope_client.metrics import Comparison, compare
 from tauscope_client.runs.conversations import by_conversation
+from tauscope_client.runs.headline import is_sampled, kind_of_text
 from tauscope_client.runs.loading import Run, load_run
 from tauscope_client.runs.manifest import differences
-from tauscope_client.runs.results import COMPARED
+from tauscope_client.runs.results import compared
 from tauscope_wire.errors import ErrorCode, MismatchError, RequestError
 
 __all__ = ["Side", "SideBySide", "compare_sides", "parse_side", "reasons_against"]
@@ -82,6 +83,13 @@ def compare_sides(before: Side, after: Side, *, is_forced: bool = False) -> Side
     Raises:
         MismatchError: the two cannot be compared, with every reason; or no prompt is shared.
     """
+    kinds = [kind_of_text(side.run.results) for side in (before, after)]
+    if kinds[0] != kinds[1]:
+        raise MismatchError(
+            f"{before.label} is over references that are {kinds[0]}, {after.label} over ones that are {kinds[1]}: "
+            "their headlines are different quantities and are never compared, forced or not",
+            ErrorCode.TARGET_MISMATCH,
+        )
     reasons = reasons_against(before, after)
     if reasons and not is_forced:
         shown = "\n  ".join(reasons[:_MAX_REASONS])
@@ -97,7 +105,7 @@ def compare_sides(before: Side, after: Side, *, is_forced: bool = False) -> Side
         found = compare(
             by_conversation(before.run.measured(before.drafter)),
             by_conversation(after.run.measured(after.drafter)),
-            statistics=COMPARED,
+            statistics=compared(is_greedy=not is_sampled(before.run.results)),
             is_forced=bool(reasons),
         )
     except ValueError as error:

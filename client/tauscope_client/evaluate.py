@@ -9,6 +9,7 @@ from typing import Any
 from tauscope_client.draft_stage import DraftStage
 from tauscope_client.drafter import DrafterClient
 from tauscope_client.drafting import DraftPlan, Draftsman
+from tauscope_client.expect_stage import keep_acceptances
 from tauscope_client.failures import Failure
 from tauscope_client.metrics import PromptResult
 from tauscope_client.pairing import can_give_logits, check_pair, pair_warnings
@@ -66,6 +67,10 @@ class EvalSettings:
     deadline_s: float | None = None
     passed: Mapping[str, Any]
 
+    def trees(self) -> tuple[int, ...]:
+        """Budgets that are walked: none along sampled text, where a tree's acceptance is no match with the text."""
+        return self.tree_budgets if self.references.sampling.is_greedy else ()
+
     def in_force(self) -> dict[str, Any]:
         """The settings that decide the numbers, defaults included."""
         return {
@@ -76,8 +81,8 @@ class EvalSettings:
             "reference_concurrency": self.references.concurrency,
             "top_k": self.top_k,
             "dtype": self.dtype,
-            "tree_budgets": list(self.tree_budgets),
-            "temperature": 0.0,
+            "tree_budgets": list(self.trees()),
+            **self.references.sampling.to_dict(),
         }
 
 
@@ -165,12 +170,23 @@ def evaluate(
             cards,
             progress,
             with_logits=plan.with_logits,
-            trees=TreePlan.of(settings.tree_budgets, vocab_size=info.model.vocab_size, limits=service.limits),
+            trees=TreePlan.of(settings.trees(), vocab_size=info.model.vocab_size, limits=service.limits),
         )
         failures += work.run(list(references.values()), concurrency=settings.concurrency)
+        failures += keep_acceptances(
+            folder.path,
+            list(references.values()),
+            cards,
+            target=target,
+            drafter=drafter,
+            progress=progress,
+            retries=retries,
+            dtype=settings.dtype,
+            concurrency=settings.concurrency,
+        )
         names = [card.name for card in cards]
         measured, incomplete = measure_run(
-            folder.path, references, names, tree_budgets=settings.tree_budgets, vocab_size=info.model.vocab_size
+            folder.path, references, names, tree_budgets=settings.trees(), vocab_size=info.model.vocab_size
         )
         warnings += cautions_of(folder.path, references, measured, incomplete)
         if stability is not None and (caution := stability.caution()) is not None:
@@ -180,6 +196,7 @@ def evaluate(
             failures=[failure.to_dict() for failure in failures],
             warnings=warnings,
             served=served_beside_predicted(references.values(), measured),
+            sampling=settings.references.sampling,
             disagreements=disagreements_of(folder.path, references, next(iter(measured.values()), [])),
         )
         _keep_pieces(folder.path, measured, target)

@@ -22,10 +22,11 @@ from tauscope_client.references.record import Reference
 from tauscope_client.references.retries import Retries
 from tauscope_client.runs.loading import Run
 from tauscope_client.target import TargetClient
+from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.errors import ErrorCode, GoneError, InternalError, MismatchError
 from tauscope_wire.messages import AcceptanceAnswer, AcceptanceRequest, DrafterCard, HiddenByHandle, HiddenRequest
 
-__all__ = ["Expectation", "Sampling", "expect_acceptance"]
+__all__ = ["Expectation", "Sampling", "alphas_of", "ask_acceptance", "expect_acceptance"]
 
 STAGE = "expectations"
 
@@ -111,7 +112,7 @@ def expect_acceptance(
     for turn_id in turns:
         reference = run.references[turn_id]
         for card in cards:
-            answer = _ask(reference, card, cards, sampling, target=target, drafter=drafter, retries=retries)
+            answer = ask_acceptance(reference, card, cards, sampling, target=target, drafter=drafter, retries=retries)
             warnings[card.name].update(answer.warnings)
             trace = run.trace(card.name, turn_id)
             if answer.anchors != trace.anchors.tolist():
@@ -120,7 +121,7 @@ def expect_acceptance(
                     ErrorCode.UNEXPECTED_ANSWER,
                 )
             for kept, rows in zip(ratios[card.name], (answer.sampled, answer.greedy), strict=True):
-                kept.append(expected_walk(trace, _alphas(rows, trace.num_drafts)))
+                kept.append(expected_walk(trace, alphas_of(rows, trace.num_drafts)))
             progress.advance(STAGE)
     return [
         Expectation(
@@ -133,7 +134,7 @@ def expect_acceptance(
     ]
 
 
-def _ask(
+def ask_acceptance(
     reference: Reference,
     card: DrafterCard,
     cards: Sequence[DrafterCard],
@@ -142,10 +143,16 @@ def _ask(
     target: TargetClient,
     drafter: DrafterClient,
     retries: Retries,
+    dtype: WireDtype = "bfloat16",
 ) -> AcceptanceAnswer:
-    """One answer; states that vanished are computed again (a stored handle costs no forward)."""
+    """One answer; states that vanished are computed again (a stored handle costs no forward).
+
+    Raises:
+        GoneError: the states vanish faster than they can be used.
+        TauscopeError: a service's refusal.
+    """
     taps = sorted({tap for one in cards for tap in one.taps})
-    hidden = HiddenRequest(token_ids=reference.token_ids(), layers=taps, final_norm=True)
+    hidden = HiddenRequest(token_ids=reference.token_ids(), layers=taps, final_norm=True, dtype=dtype)
     for _ in range(MAX_RECOMPUTES):
         receipt = retries.run(lambda: target.hidden_handle(hidden))
         request = AcceptanceRequest(
@@ -164,7 +171,7 @@ def _ask(
     raise GoneError(f"the hidden states of {reference.id!r} vanish before the drafter can read them")
 
 
-def _alphas(rows: Sequence[Sequence[float | None]], num_drafts: int) -> npt.NDArray[np.float64]:
+def alphas_of(rows: Sequence[Sequence[float | None]], num_drafts: int) -> npt.NDArray[np.float64]:
     """Acceptances [A, K]; what lies past the end of the text is 0: there is nothing to accept."""
     alphas = np.zeros((len(rows), num_drafts))
     for at, row in enumerate(rows):

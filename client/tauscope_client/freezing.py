@@ -62,6 +62,7 @@ def freeze(
     try:
         finished = {reference.id: reference for reference in read_references(out)}
         for reference in finished.values():
+            plan.sampling.check(reference, where=str(out))
             if (reference.max_new_tokens, reference.template_kwargs) != (
                 plan.max_new_tokens,
                 dict(plan.template_kwargs),

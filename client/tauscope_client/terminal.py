@@ -19,6 +19,7 @@ from tauscope_client.runs.comparison import (
     strata_rows,
     used_definitions,
 )
+from tauscope_client.runs.headline import is_sampled, kind_of_text, tau_label
 from tauscope_client.runs.served import served_lines
 
 __all__ = ["TerminalProgress", "show_results"]
@@ -42,26 +43,27 @@ def stdout_console() -> Console:
 def show_results(results: Mapping[str, Any], console: Console) -> None:
     """Print the comparison of all drafters of a run."""
     drafters = results["drafters"]
-    table = Table(title=f"{results['num_prompts']} prompts, greedy", title_justify="left")
+    table = Table(title=f"{results['num_prompts']} prompts, {kind_of_text(results)}", title_justify="left")
     table.add_column("")
     for name in drafters:
         table.add_column(shown(name), justify="right")
-    for row in headline_rows(drafters):
-        table.add_row(shown(row.label), *map(shown, row.cells), style="bold" if row.label == "tau" else None)
-    by_split = split_rows(drafters)
+    rows = headline_rows(drafters)
+    for row in rows:
+        table.add_row(shown(row.label), *map(shown, row.cells), style="bold" if row is rows[0] else None)
+    by_split = split_rows(results)
     if by_split:
         table.add_section()
         for row in by_split:
             table.add_row(shown(row.label), *row.cells)
-    for stratum, rows in strata_rows(drafters, min_prompts=MIN_STRATUM_PROMPTS).items():
+    for stratum, labels in strata_rows(drafters, min_prompts=MIN_STRATUM_PROMPTS).items():
         table.add_section()
-        for row in rows:
-            table.add_row(shown(f"tau, {stratum} {row.label}"), *map(shown, row.cells))
+        for row in labels:
+            table.add_row(shown(f"{tau_label(results)}, {stratum} {row.label}"), *map(shown, row.cells))
     console.print(table)
     for line in [*comparison_lines(results), *served_lines(results), *agreement_line(results)]:
         console.print(shown(line), soft_wrap=True)
     _show_positions(drafters, console)
-    for label, text in used_definitions(results["definitions"]):
+    for label, text in used_definitions(results["definitions"], is_expected=is_sampled(results)):
         console.print(f"[bold]{shown(label)}[/bold]: {shown(text)}", soft_wrap=True)
     for warning in results["warnings"]:
         console.print(f"[yellow]careful:[/yellow] {shown(warning)}", soft_wrap=True)

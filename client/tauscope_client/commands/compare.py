@@ -57,10 +57,10 @@ def show_comparison(found: SideBySide, console: Console) -> None:
             ends,
             f"{one.wins_before} : {one.wins_after} ({one.ties} equal)",
             number(one.minimum_detectable),
-            style="bold" if name == "tau" else None,
+            style="bold" if one is first else None,
         )
     console.print(table)
-    console.print(f"tau: {first.verdict}", markup=False)
+    console.print(f"{first.statistic}: {first.verdict}", markup=False)
     if first.difference.warning:
         console.print(f"[yellow]careful:[/yellow] {shown(first.difference.warning)}", soft_wrap=True)
     console.print("detectable: the true difference that this many prompts find four times in five", markup=False)

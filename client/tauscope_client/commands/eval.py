@@ -14,9 +14,14 @@ from tauscope_client.commands.options import (
     DeadlineS,
     DrafterUrl,
     Key,
+    SampleSeed,
+    SampleTopK,
+    SampleTopP,
     TargetUrl,
+    Temperature,
     TemplateKwargs,
     parse_template_kwargs,
+    text_sampling,
 )
 from tauscope_client.drafter import DrafterClient
 from tauscope_client.evaluate import EvalSettings, evaluate
@@ -25,6 +30,7 @@ from tauscope_client.prompts import find_prompts, load_prompts
 from tauscope_client.references.choice import REFERENCE_HELP, parse_reference
 from tauscope_client.references.collect import ReferencePlan
 from tauscope_client.references.embedded import EmbeddedSource
+from tauscope_client.references.sampling import TextSampling
 from tauscope_client.references.source import ReferenceSource
 from tauscope_client.references.stored import StoredSource
 from tauscope_client.terminal import TerminalProgress, show_results, stdout_console
@@ -97,6 +103,10 @@ def evaluate_command(
         int | None, typer.Option(min=1, help="Turns of a conversation that count. [default: all]", show_default=False)
     ] = None,
     template_kwargs: TemplateKwargs = "{}",
+    temperature: Temperature = None,
+    sample_top_k: SampleTopK = 0,
+    sample_top_p: SampleTopP = 1.0,
+    seed: SampleSeed = 0,
     reference_model: Annotated[
         str | None, typer.Option(help="Model name at an openai= server that serves several.", show_default=False)
     ] = None,
@@ -109,7 +119,7 @@ def evaluate_command(
     drafter_url: DrafterUrl = DRAFTER_DEFAULT,
     key: Key = None,
 ) -> None:
-    """Measure how good drafters are: tau over the target's own greedy answers."""
+    """Measure how good drafters are: tau over the target's own greedy answers (expected tau over sampled ones)."""
     file = load_prompts(find_prompts(prompts))
     budgets = parse_budgets(tree_budgets)
     choice = parse_reference(reference, model=reference_model, key=reference_key)
@@ -121,6 +131,7 @@ def evaluate_command(
             limit = max_new_tokens
             if limit is None:
                 limit = source.max_new_tokens() if isinstance(source, StoredSource) else DEFAULT_MAX_NEW_TOKENS
+            sampling = text_sampling(source, temperature, sample_top_k, sample_top_p, seed)
             settings = EvalSettings(
                 drafters=tuple(dict.fromkeys(drafter or loaded_drafters(drafter_client))),
                 references=ReferencePlan(
@@ -129,13 +140,14 @@ def evaluate_command(
                     template_kwargs=parse_template_kwargs(template_kwargs),
                     max_turns=max_turns,
                     concurrency=reference_concurrency,
+                    sampling=sampling,
                 ),
                 top_k=top_k,
                 dtype=dtype.value,
                 concurrency=concurrency,
                 tree_budgets=budgets,
                 deadline_s=deadline_s,
-                num_repeats=repeats_of(source, check_references),
+                num_repeats=repeats_of(source, check_references, sampling),
                 passed={
                     "prompts": prompts,
                     "drafters": list(drafter or []),
@@ -180,13 +192,16 @@ def loaded_drafters(drafter: DrafterClient) -> list[str]:
     return names
 
 
-def repeats_of(source: ReferenceSource, asked: int | None) -> int:
-    """References to ask for again: what was asked for, else a few of a server; a file cannot answer otherwise."""
+def repeats_of(source: ReferenceSource, asked: int | None, sampling: TextSampling) -> int:
+    """References to ask for again: what was asked for, else a few of a server; a file cannot answer otherwise.
+
+    Sampled answers are not asked for again by default: few servers promise to repeat them, seed or not.
+    """
     if isinstance(source, StoredSource):
         return 0
     if asked is not None:
         return asked
-    return 0 if isinstance(source, EmbeddedSource) else DEFAULT_REPEATS
+    return 0 if isinstance(source, EmbeddedSource) or not sampling.is_greedy else DEFAULT_REPEATS
 
 
 evaluate_command.__doc__ = f"{evaluate_command.__doc__}\n\n{EXIT_CODES_HELP}"

@@ -6,9 +6,24 @@ from typing import Annotated, Any
 import typer
 
 from tauscope_client.addresses import DEFAULT_DRAFTER_URL, DEFAULT_TARGET_URL
+from tauscope_client.references.sampling import GREEDY, TextSampling
+from tauscope_client.references.source import ReferenceSource
+from tauscope_client.references.stored import StoredSource
 from tauscope_wire.errors import RequestError
 
-__all__ = ["DeadlineS", "DrafterUrl", "Key", "TargetUrl", "TemplateKwargs", "parse_template_kwargs"]
+__all__ = [
+    "DeadlineS",
+    "DrafterUrl",
+    "Key",
+    "SampleSeed",
+    "SampleTopK",
+    "SampleTopP",
+    "TargetUrl",
+    "Temperature",
+    "TemplateKwargs",
+    "parse_template_kwargs",
+    "text_sampling",
+]
 
 TargetUrl = Annotated[
     str,
@@ -42,8 +57,40 @@ DeadlineS = Annotated[
     ),
 ]
 
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        min=0.0,
+        max=100.0,
+        help="Sample the answers; the headline then is an expectation. [default: 0, greedy; with file=, as stored]",
+        show_default=False,
+    ),
+]
+SampleTopK = Annotated[int, typer.Option("--sample-top-k", min=0, help="Sample answers from the k best; 0 for all.")]
+SampleTopP = Annotated[
+    float, typer.Option("--sample-top-p", min=0.01, max=1.0, help="Sample answers from the smallest set of this mass.")
+]
+SampleSeed = Annotated[int, typer.Option("--seed", min=0, help="Seed of sampled answers.")]
+
 TARGET_DEFAULT = DEFAULT_TARGET_URL
 DRAFTER_DEFAULT = DEFAULT_DRAFTER_URL
+
+
+def text_sampling(
+    source: ReferenceSource, temperature: float | None, top_k: int, top_p: float, seed: int
+) -> TextSampling:
+    """How answers are chosen: as asked for, else as stored ones were, else greedily.
+
+    Raises:
+        MismatchError: stored answers were chosen in several ways.
+        RequestError: a value out of its range.
+    """
+    if temperature is None:
+        return source.sampling() if isinstance(source, StoredSource) else GREEDY
+    if temperature == 0:
+        return GREEDY
+    return TextSampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
 
 
 def parse_template_kwargs(text: str) -> dict[str, Any]:

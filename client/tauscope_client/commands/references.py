@@ -1,5 +1,6 @@
 """`tauscope references`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,14 @@ from tauscope_client.commands.options import (
     TARGET_DEFAULT,
     DeadlineS,
     Key,
+    SampleSeed,
+    SampleTopK,
+    SampleTopP,
     TargetUrl,
+    Temperature,
     TemplateKwargs,
     parse_template_kwargs,
+    text_sampling,
 )
 from tauscope_client.exit_codes import EXIT_CODES_HELP, ExitCode
 from tauscope_client.freezing import freeze
@@ -44,6 +50,10 @@ def references_command(
     ] = None,
     max_turns: Annotated[int | None, typer.Option(min=1, help="Turns of a conversation. [default: all]")] = None,
     template_kwargs: TemplateKwargs = "{}",
+    temperature: Temperature = None,
+    sample_top_k: SampleTopK = 0,
+    sample_top_p: SampleTopP = 1.0,
+    seed: SampleSeed = 0,
     reference_model: Annotated[str | None, typer.Option(help="Model name at a server that serves several.")] = None,
     reference_key: Annotated[
         str | None, typer.Option(envvar="TAUSCOPE_REFERENCE_KEY", help="API key of the reference server.")
@@ -65,14 +75,15 @@ def references_command(
     with Addresses(target, DEFAULT_DRAFTER_URL, key).open_target() as client:
         client.info()
         with choice.open(client, deadline_s=deadline_s) as source, TerminalProgress() as progress:
+            sampling = text_sampling(source, temperature, sample_top_k, sample_top_p, seed)
             frozen = freeze(
                 file,
-                plan,
+                replace(plan, sampling=sampling),
                 out,
                 target=client,
                 source=source,
                 progress=progress,
-                num_repeats=repeats_of(source, check_references),
+                num_repeats=repeats_of(source, check_references, sampling),
             )
     tokens = sum(len(one.response_ids) for one in frozen.references)
     console = stdout_console()

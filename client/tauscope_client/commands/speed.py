@@ -9,6 +9,7 @@ from rich.table import Table
 from tauscope_client.exit_codes import EXIT_CODES_HELP
 from tauscope_client.metrics import estimate_speed, intervals_of
 from tauscope_client.plain import shown
+from tauscope_client.runs.headline import headline_name
 from tauscope_client.runs.loading import load_run
 from tauscope_client.terminal import stdout_console
 from tauscope_wire.errors import RequestError
@@ -30,12 +31,13 @@ def speed_command(
     Acceptance is not speed: scheduling, sampling and batching with other requests are left out.
     """
     loaded = load_run(run)
+    headline = headline_name(loaded.results)
     console = stdout_console()
     table = Table(title="estimated speed-up over plain decoding", title_justify="left")
     for head in ("drafter", "tau", "speed-up", "95 % of tau", "pays off above tau"):
         table.add_column(head, justify="left" if head == "drafter" else "right")
     for name in loaded.drafters:
-        tau = intervals_of(loaded.measured(name), ["tau"])["tau"]
+        tau = intervals_of(loaded.measured(name), [headline])[headline]
         try:
             found = estimate_speed(tau, draft_cost_ms=draft_ms, target_cost_ms=target_ms, verify_cost_ms=verify_ms)
         except ValueError as error:

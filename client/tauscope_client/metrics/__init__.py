@@ -8,6 +8,7 @@ What every number means is in `DEFINITIONS`.
 from tauscope_client.metrics.compare import Comparison, compare
 from tauscope_client.metrics.definitions import DEFINITIONS, TOP_KS, TREE_BUDGETS
 from tauscope_client.metrics.estimates import intervals_of
+from tauscope_client.metrics.expectations import EXPECTATIONS, expected_ratios
 from tauscope_client.metrics.intervals import Interval
 from tauscope_client.metrics.prompts import PromptResult, Ratio, measure
 from tauscope_client.metrics.speed import SpeedEstimate, estimate_speed
@@ -19,6 +20,7 @@ from tauscope_client.metrics.walk import Walk, walk
 
 __all__ = [
     "DEFINITIONS",
+    "EXPECTATIONS",
     "TOP_KS",
     "TREE_BUDGETS",
     "Comparison",
@@ -38,6 +40,7 @@ __all__ = [
     "by_tag",
     "compare",
     "estimate_speed",
+    "expected_ratios",
     "intervals_of",
     "measure",
     "pool",

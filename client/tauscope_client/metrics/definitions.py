@@ -81,14 +81,21 @@ _OTHERS = {
     "num_prompts_with_argmax": "prompts for which the target's own argmax was known",
 }
 
-# Not part of a summary: they need the target's distributions, or costs.
+# Of references sampled at a temperature above 0, or of `tauscope expect` along any text.
+_EXPECTATIONS = {
+    "expected_tau_{h}": "expectation, not a count: tokens / expected rounds of the serving walk along the reference's "
+    "own tokens, pooled; each draft is accepted with chance {text}",
+    "expected_emitted_{h}": "expectation, not a count: 1 + sum over k of the product of the first k acceptances, mean "
+    "over response anchors, along the reference's own tokens; each draft is accepted with chance {text}",
+    "expected_acceptance_{h}": "expectation, not a count: {text}, mean over draft positions within the text",
+}
+_CHANCES = {
+    "sampled": "sum over tokens of min(p, q) of target and draft distributions (drafts are sampled)",
+    "greedy": "p of the drafter's best token (drafts are greedy)",
+}
+
+# Needs costs.
 _ESTIMATES = {
-    "expected_acceptance": "expectation at temperature above 0: sum over tokens of min(p, q) of target and draft "
-    "distributions (p of the drafted token when the draft is greedy), mean over draft positions",
-    "expected_emitted": "expectation at temperature above 0: 1 + sum over k of the product of the first k acceptances, "
-    "mean over response anchors, along the reference's own tokens",
-    "expected_tau": "expectation at temperature above 0: tokens / expected rounds of the serving walk along the "
-    "reference's own tokens, pooled",
     "speed_up_estimate": "an estimate, not a measurement: tau / (1 + draft cost / target cost), batch size 1, a "
     "verification taken for as dear as a plain step unless its cost is given",
 }
@@ -100,5 +107,10 @@ DEFINITIONS = MappingProxyType(
     | {name.format(m=m): text.format(m=m) for name, text in _TREES.items() for m in TREE_BUDGETS}
     | {name.format(p=p): text.format(text=words) for name, text in _CURVES.items() for p, words in _POPULATIONS.items()}
     | _OTHERS
+    | {
+        name.format(h=h): text.format(text=words)
+        for name, text in _EXPECTATIONS.items()
+        for h, words in _CHANCES.items()
+    }
     | _ESTIMATES
 )

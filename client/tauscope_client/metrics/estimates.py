@@ -11,9 +11,9 @@ __all__ = ["bounds_of", "intervals_of"]
 
 def bounds_of(statistic: str) -> tuple[float, float]:
     """Values that a statistic cannot leave, by its name in `DEFINITIONS`."""
-    if statistic.startswith(("tau", "topk_walk_tau", "ddtree_tau")):
+    if statistic.startswith(("tau", "topk_walk_tau", "ddtree_tau", "expected_tau", "expected_emitted")):
         return 1.0, inf  # every round emits at least one token
-    if statistic.endswith(("_rate", "agreement")):
+    if statistic.endswith(("_rate", "agreement")) or statistic.startswith("expected_acceptance"):
         return 0.0, 1.0
     return 0.0, inf
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from tauscope_client.metrics.definitions import DEFINITIONS, TOP_KS, TREE_BUDGETS
 from tauscope_client.metrics.engines import engine_values, pooled
+from tauscope_client.metrics.expectations import EXPECTATIONS
 from tauscope_client.metrics.positions import Curve, PositionCounts
 from tauscope_client.metrics.prompts import PromptResult, Ratio, measure
 from tauscope_client.metrics.trace import Trace
@@ -96,9 +97,12 @@ def _values(prompts: Sequence[PromptResult]) -> dict[str, float | None]:
         values[f"topk_walk_tau_{k}"] = pooled(prompts, f"topk_walk_tau_{k}")
     for k in TOP_KS:
         values[f"topk_streak_{k}"] = pooled(prompts, f"topk_streak_{k}")
-    # Trees are added afterwards, so their names are those that some prompt has.
+    # Trees and expectations are added afterwards, so their names are those that some prompt has.
     for budget in TREE_BUDGETS:
         name = f"ddtree_tau_{budget}"
+        if any(name in prompt.ratios for prompt in prompts):
+            values[name] = pooled(prompts, name)
+    for name in EXPECTATIONS:
         if any(name in prompt.ratios for prompt in prompts):
             values[name] = pooled(prompts, name)
     # Some references may come without the target's argmax; the share is over those that have it.

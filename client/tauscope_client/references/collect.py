@@ -9,6 +9,7 @@ from tauscope_client.failures import Failure, concerns_one_prompt
 from tauscope_client.progress import Progress
 from tauscope_client.prompts import PromptRecord
 from tauscope_client.references.record import Reference, ids_sha256
+from tauscope_client.references.sampling import GREEDY, TextSampling
 from tauscope_client.references.source import ReferenceSource, Turn
 from tauscope_client.target import TargetClient
 from tauscope_client.workers import run_all
@@ -29,6 +30,7 @@ class ReferencePlan:
         template_kwargs: options of the chat template, e.g. {"enable_thinking": false}.
         max_turns: turns of a conversation that are evaluated; None means all.
         concurrency: prompts in flight; 1, because under load a few of a thousand greedy answers change.
+        sampling: how the tokens of the answers are chosen; texts that are sampled have no tail.
     """
 
     max_new_tokens: int
@@ -36,6 +38,7 @@ class ReferencePlan:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_turns: int | None = None
     concurrency: int = 1
+    sampling: TextSampling = GREEDY
 
     def num_turns(self, record: PromptRecord) -> int:
         """Turns of a prompt that are evaluated."""
@@ -124,6 +127,7 @@ def _ask(
             "for prompt and answer together: shorten it, or start the service with a larger --max-tokens",
             ErrorCode.PROMPT_TOO_LONG,
         )
+    sampling = plan.sampling.for_turn(turn_id)
     completion = source.complete(
         Turn(
             id=turn_id,
@@ -132,10 +136,12 @@ def _ask(
             text=record.text,
             template_kwargs=dict(kwargs),
             max_new_tokens=plan.max_new_tokens,
-            tail_tokens=plan.tail_tokens,
+            tail_tokens=plan.tail_tokens if sampling.is_greedy else 0,
             stop_token_ids=info.model.stop_token_ids,
+            sampling=sampling,
         )
     )
+    seed = completion.seed if completion.seed is not None else sampling.seed
     return Reference(
         id=turn_id,
         conversation=record.id,
@@ -149,6 +155,10 @@ def _ask(
         finish_reason=completion.finish_reason,
         stop_token_ids=info.model.stop_token_ids,
         max_new_tokens=plan.max_new_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=None if sampling.is_greedy else seed,
         template_kwargs=dict(kwargs),
         source=source.name,
         engine=source.facts(),

@@ -36,11 +36,14 @@ class EmbeddedSource:
         }
 
     def complete(self, turn: Turn) -> Completion:
-        """Greedy ids, and the tail in the same call."""
+        """Ids chosen as the turn says, and the tail in the same call."""
         request = GenerateRequest(
             token_ids=list(turn.prompt_ids),
             max_new_tokens=turn.max_new_tokens,
-            temperature=0.0,
+            temperature=turn.sampling.temperature,
+            top_k=turn.sampling.top_k,
+            top_p=turn.sampling.top_p,
+            seed=turn.sampling.seed,
             stop_token_ids=list(turn.stop_token_ids),
             tail_tokens=turn.tail_tokens,
             deadline_s=self._deadline_s,

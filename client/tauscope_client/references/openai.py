@@ -62,7 +62,7 @@ class OpenAISource:
             return self._facts
 
     def complete(self, turn: Turn) -> Completion:
-        """Fetch one greedy completion in the best dialect the server speaks."""
+        """Fetch one completion in the best dialect the server speaks."""
         model = self.facts()["model"]
         dialect = self._find_dialect(turn, model)
         body = self._body(dialect, model, turn, turn.max_new_tokens, turn.stop_token_ids, ignore_eos=False)
@@ -173,8 +173,11 @@ class OpenAISource:
             body["prompt"] = turn.text
         else:
             body["messages"] = [message.model_dump() for message in turn.messages]
+        body |= {"temperature": turn.sampling.temperature, "top_p": turn.sampling.top_p}
+        if not turn.sampling.is_greedy:
+            body["seed"] = turn.sampling.seed
         if dialect.endswith("options"):
-            body |= _OPTIONS | {"ignore_eos": ignore_eos}
+            body |= _OPTIONS | {"ignore_eos": ignore_eos, "top_k": turn.sampling.top_k or -1}
             if stop_ids:
                 body["stop_token_ids"] = list(stop_ids)
             if turn.messages is not None and dialect.startswith("chat"):

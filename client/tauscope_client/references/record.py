@@ -54,6 +54,7 @@ class Reference(BaseModel):
         finish_reason: `stop` (a stop id), `length` (the limit), or `other` (the server's own reason).
         max_new_tokens: the limit that was asked for.
         temperature: 0 for greedy text, the only kind that replay predicts exactly.
+        top_k, top_p, seed: how a text at a temperature above 0 was sampled; the seed is this text's own.
         source: `sglang`, `openai`, `target` or `file`; `engine` has its facts (kind, version, model, ...).
         drifted: True when the ids may not be the ids the server sampled; `drift` says why.
         served: the server's own speculation counters, or None.
@@ -75,6 +76,9 @@ class Reference(BaseModel):
     stop_token_ids: list[int]
     max_new_tokens: int
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     source: str
     engine: dict[str, Any] = Field(default_factory=dict)

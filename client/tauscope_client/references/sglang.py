@@ -10,6 +10,7 @@ from typing import Any
 
 from tauscope_client.references.engine_http import EngineHttp
 from tauscope_client.references.record import FinishReason, Served
+from tauscope_client.references.sampling import GREEDY, TextSampling
 from tauscope_client.references.source import Completion, TokenBridge, Turn
 from tauscope_wire.errors import ErrorCode, InternalError, MismatchError
 
@@ -52,8 +53,10 @@ class SglangSource:
             return self._facts
 
     def complete(self, turn: Turn) -> Completion:
-        """Fetch one greedy completion, and its tail by a second request when one is wanted."""
-        answer = self._generate(turn.prompt_ids, turn.max_new_tokens, turn.stop_token_ids, ignore_eos=False)
+        """Fetch one completion, and its tail by a second request when one is wanted."""
+        answer = self._generate(
+            turn.prompt_ids, turn.max_new_tokens, turn.stop_token_ids, ignore_eos=False, choice=turn.sampling
+        )
         response_ids, drift = self._ids(answer)
         meta = _meta(answer)
         reason, matched = _finish(meta)
@@ -69,12 +72,18 @@ class SglangSource:
         )
 
     def _generate(
-        self, input_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int], *, ignore_eos: bool
+        self,
+        input_ids: Sequence[int],
+        max_new_tokens: int,
+        stop_ids: Sequence[int],
+        *,
+        ignore_eos: bool,
+        choice: TextSampling = GREEDY,
     ) -> dict[str, Any]:
         sampling: dict[str, Any] = {
-            "temperature": 0.0,
-            "top_p": 1.0,
-            "top_k": -1,
+            "temperature": choice.temperature,
+            "top_p": choice.top_p,
+            "top_k": choice.top_k or -1,
             "min_p": 0.0,
             "frequency_penalty": 0.0,
             "presence_penalty": 0.0,
@@ -87,6 +96,8 @@ class SglangSource:
             "spaces_between_special_tokens": False,
             "no_stop_trim": True,
         }
+        if not choice.is_greedy:
+            sampling["sampling_seed"] = choice.seed  # honoured by servers in deterministic mode
         if stop_ids:
             sampling["stop_token_ids"] = list(stop_ids)
         body = {"input_ids": list(input_ids), "sampling_params": sampling, "stream": False}

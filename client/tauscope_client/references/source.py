@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tauscope_client.references.record import FinishReason, Served
+from tauscope_client.references.sampling import GREEDY, TextSampling
 from tauscope_wire.messages import Message
 
 __all__ = ["Completion", "ReferenceSource", "TokenBridge", "Turn"]
@@ -23,6 +24,7 @@ class Turn:
         max_new_tokens: length limit.
         tail_tokens: greedy tokens wanted after the end.
         stop_token_ids: ids that end the text.
+        sampling: how tokens are chosen; a sampled text has no tail, because it would be one of many.
     """
 
     id: str
@@ -33,17 +35,19 @@ class Turn:
     max_new_tokens: int
     tail_tokens: int = 0
     stop_token_ids: Sequence[int]
+    sampling: TextSampling = GREEDY
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """The answer of a source; fields as in `Reference`."""
+    """The answer of a source; fields as in `Reference`. `seed` is that of a text stored before, else None."""
 
     response_ids: list[int]
     finish_reason: FinishReason
     tail_ids: list[int] = field(default_factory=list)
     drift: str = ""
     served: Served | None = None
+    seed: int | None = None
 
 
 class TokenBridge(Protocol):
@@ -59,7 +63,7 @@ class TokenBridge(Protocol):
 
 
 class ReferenceSource(Protocol):
-    """A server (or a file) that knows the target's greedy answers."""
+    """A server (or a file) that knows the target's answers."""
 
     @property
     def name(self) -> str:
@@ -76,7 +80,7 @@ class ReferenceSource(Protocol):
         ...
 
     def complete(self, turn: Turn) -> Completion:
-        """Fetch one greedy completion; safe to call from several threads.
+        """Fetch one completion; safe to call from several threads.
 
         Raises:
             TauscopeError: whatever went wrong, after retries.

@@ -11,6 +11,7 @@ from typing import Any
 from tauscope_client.progress import Progress
 from tauscope_client.prompts import PromptRecord
 from tauscope_client.references.record import Reference
+from tauscope_client.references.sampling import TextSampling
 from tauscope_client.references.source import ReferenceSource, Turn
 
 __all__ = ["STAGE", "Stability", "Unrepeated", "check_stability"]
@@ -101,6 +102,12 @@ def check_stability(
                 template_kwargs=reference.template_kwargs,
                 max_new_tokens=reference.max_new_tokens,
                 stop_token_ids=reference.stop_token_ids,
+                sampling=TextSampling(
+                    temperature=reference.temperature,
+                    top_k=reference.top_k,
+                    top_p=reference.top_p,
+                    seed=reference.seed or 0,
+                ),
             )
         ).response_ids
         if again != reference.response_ids:

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tauscope_client.references.record import Reference, ids_sha256
+from tauscope_client.references.sampling import GREEDY, TextSampling
 from tauscope_client.references.source import Completion, Turn
 from tauscope_wire.errors import ErrorCode, MismatchError, RequestError
 
@@ -72,6 +73,23 @@ class StoredSource:
         """The largest limit that every stored answer can fill."""
         return min((reference.max_new_tokens for reference in self._by_id.values()), default=1)
 
+    def sampling(self) -> TextSampling:
+        """How the stored texts were chosen; the seed is the first text's.
+
+        Raises:
+            MismatchError: in more than one way.
+        """
+        first = next(iter(self._by_id.values()), None)
+        if first is None or first.temperature == 0:
+            found = GREEDY
+        else:
+            found = TextSampling(
+                temperature=first.temperature, top_k=first.top_k, top_p=first.top_p, seed=first.seed or 0
+            )
+        for reference in self._by_id.values():
+            found.check(reference, where=str(self._path))
+        return found
+
     def complete(self, turn: Turn) -> Completion:
         """The stored answer, cut to the limit asked for.
 
@@ -82,6 +100,7 @@ class StoredSource:
         reference = self._by_id.get(turn.id)
         if reference is None:
             raise RequestError(f"{self._path}: no reference for {turn.id!r}; freeze one with: tauscope references")
+        turn.sampling.check(reference, where=str(self._path))
         if reference.prompt_sha256 != ids_sha256(turn.prompt_ids):
             raise MismatchError(
                 f"{self._path}: the reference for {turn.id!r} answers {len(reference.prompt_ids)} other prompt ids "
@@ -103,4 +122,5 @@ class StoredSource:
             tail_ids=list(tail[: turn.tail_tokens]),
             drift=reference.drift if reference.drifted else "",
             served=reference.served,
+            seed=reference.seed,
         )

@@ -40,7 +40,7 @@ class Figure:
     charts: tuple[Chart, ...]
 
 
-def figures_of(drafters: Mapping[str, Any], definitions: Mapping[str, str]) -> list[Figure]:
+def figures_of(drafters: Mapping[str, Any], definitions: Mapping[str, str], *, tau: str = "tau") -> list[Figure]:
     """Every figure that the results have data for."""
     names = list(drafters)
     overall = [drafter["overall"] for drafter in drafters.values()]
@@ -74,8 +74,8 @@ def figures_of(drafters: Mapping[str, Any], definitions: Mapping[str, str]) -> l
         figures.append(Figure("width", "If fewer drafts are verified", (_widths(names, overall, width, definitions),)))
     trees = _trees(names, overall, definitions)
     figures += [Figure("trees", "With trees instead of a chain", (trees,))] if trees else []
-    strata = _strata(drafters)
-    figures += [Figure("strata", "tau by stratum", tuple(strata))] if strata else []
+    strata = _strata(drafters, tau)
+    figures += [Figure("strata", f"{tau} by stratum", tuple(strata))] if strata else []
     return figures
 
 
@@ -127,7 +127,7 @@ def _trees(names: Sequence[str], overall: Sequence[Any], definitions: Mapping[st
     return Chart("budgets", "DDTree budgets", svg, definitions[f"ddtree_tau_{budgets[0]}"])
 
 
-def _strata(drafters: Mapping[str, Any]) -> list[Chart]:
+def _strata(drafters: Mapping[str, Any], tau: str) -> list[Chart]:
     charts = []
     first: Mapping[str, Any] = next(iter(drafters.values()), {"strata": {}})
     for at, stratum in enumerate(first["strata"]):
@@ -136,8 +136,8 @@ def _strata(drafters: Mapping[str, Any]) -> list[Chart]:
         if len(labels) < 2:
             continue
         rows = [IntervalRow(label, tuple(_estimate(table.get(label)) for table in tables)) for label in labels]
-        svg = interval_chart(rows, list(drafters), x_title="tau", start=1.0)
-        charts.append(Chart(f"stratum-{at}", stratum, svg, f"tau by {stratum}, with its 95 % interval by prompt"))
+        svg = interval_chart(rows, list(drafters), x_title=tau, start=1.0)
+        charts.append(Chart(f"stratum-{at}", stratum, svg, f"{tau} by {stratum}, with its 95 % interval by prompt"))
     return charts
 
 

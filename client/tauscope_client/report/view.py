@@ -6,7 +6,15 @@ from typing import Any
 
 from tauscope_client.report.figures import Figure, figures_of
 from tauscope_client.runs.agreement import agreement_line
-from tauscope_client.runs.comparison import ENGINES, HEADLINES, comparison_lines, engine_rows, headline_rows
+from tauscope_client.runs.comparison import (
+    ENGINES,
+    EXPECTED_HEADLINES,
+    HEADLINES,
+    comparison_lines,
+    engine_rows,
+    headline_rows,
+)
+from tauscope_client.runs.headline import headline_name, kind_of_text, tau_label
 from tauscope_client.runs.loading import Run
 from tauscope_client.runs.served import served_lines
 
@@ -40,6 +48,8 @@ class View:
     """Everything on the page except the texts of the prompts."""
 
     title: str
+    headline: str
+    headline_definition: str
     subtitle: str
     names: tuple[str, ...]
     cards: tuple[Card, ...]
@@ -68,18 +78,21 @@ def view_of(run: Run) -> View:
     results = run.results
     drafters: Mapping[str, Any] = results["drafters"]
     names = tuple(drafters)
-    lines = _prompt_lines(drafters)
+    headline = headline_name(results)
+    lines = _prompt_lines(drafters, headline)
     ranked = sorted((line for line in lines if line.taus[0] is not None), key=lambda line: line.taus[0] or 0.0)
     num_extremes = min(_NUM_EXTREMES, len(ranked) // 2)
     manifest = run.manifest
     model = manifest.target.get("model", {})
     return View(
-        title=f"tau of {', '.join(names)}",
-        subtitle=f"{results['num_prompts']} prompts of {manifest.prompts.get('name', '?')}, target "
-        f"{model.get('id', '?')}, references from {manifest.reference.get('kind', '?')} "
+        title=f"{tau_label(results)} of {', '.join(names)}",
+        headline=tau_label(results),
+        headline_definition=results["definitions"][headline],
+        subtitle=f"{results['num_prompts']} prompts ({kind_of_text(results)}) of {manifest.prompts.get('name', '?')}, "
+        f"target {model.get('id', '?')}, references from {manifest.reference.get('kind', '?')} "
         f"{manifest.reference.get('version', '')}, {manifest.created_at}",
         names=names,
-        cards=tuple(_card(at, name, drafters[name]) for at, name in enumerate(names)),
+        cards=tuple(_card(at, name, drafters[name], headline) for at, name in enumerate(names)),
         sentences=(*comparison_lines(results), *served_lines(results), *agreement_line(results)),
         warnings=tuple(results["warnings"]),
         failures=tuple(results["failures"]),
@@ -88,7 +101,7 @@ def view_of(run: Run) -> View:
             (row.label, row.cells, results["definitions"][line.name])
             for row, line in zip(engine_rows(drafters), ENGINES, strict=True)
         ),
-        figures=tuple(figures_of(drafters, results["definitions"])),
+        figures=tuple(figures_of(drafters, results["definitions"], tau=tau_label(results))),
         prompts=lines,
         worst=tuple(ranked[:num_extremes]),
         best=tuple(reversed(ranked[-num_extremes:])) if num_extremes else (),
@@ -97,27 +110,27 @@ def view_of(run: Run) -> View:
     )
 
 
-def _card(index: int, name: str, drafter: Mapping[str, Any]) -> Card:
+def _card(index: int, name: str, drafter: Mapping[str, Any], headline: str) -> Card:
     part = drafter["overall"]
-    interval = part["intervals"].get("tau")
+    interval = part["intervals"].get(headline)
     ends = ""
     if interval is not None and interval["low"] is not None and interval["high"] is not None:
         ends = f"{interval['low']:.2f} to {interval['high']:.2f}"
     counts = part["counts"]
     note = f"{counts['num_rounds']} rounds, {counts['num_response_tokens']} tokens"
-    tau = part["values"]["tau"]
+    tau = part["values"][headline]
     return Card(index, name, "–" if tau is None else f"{tau:.2f}", ends, note)
 
 
 def _table(drafters: Mapping[str, Any], definitions: Mapping[str, str]) -> tuple[tuple[str, tuple[str, ...], str], ...]:
-    known = {line.label: definitions.get(line.name, "") for line in HEADLINES}
+    known = {line.label: definitions.get(line.name, "") for line in (*EXPECTED_HEADLINES, *HEADLINES)}
     for name, text in definitions.items():
         if name.startswith("ddtree_tau_"):
             known[f"DDTree tau, {name.rsplit('_', 1)[1]} nodes"] = text
     return tuple((row.label, row.cells, known.get(row.label, "")) for row in headline_rows(drafters))
 
 
-def _prompt_lines(drafters: Mapping[str, Any]) -> tuple[PromptLine, ...]:
+def _prompt_lines(drafters: Mapping[str, Any], headline: str) -> tuple[PromptLine, ...]:
     columns = [drafter["prompts"] for drafter in drafters.values()]
     return tuple(
         PromptLine(
@@ -125,7 +138,7 @@ def _prompt_lines(drafters: Mapping[str, Any]) -> tuple[PromptLine, ...]:
             id=row[0]["prompt_id"],
             tags=", ".join(row[0]["tags"].values()),
             response_tokens=row[0]["response_tokens"],
-            taus=tuple(prompt["values"]["tau"] for prompt in row),
+            taus=tuple(prompt["values"].get(headline) for prompt in row),
         )
         for at, row in enumerate(zip(*columns, strict=True))
     )

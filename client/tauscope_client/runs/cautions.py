@@ -41,7 +41,8 @@ def cautions_of(
             + _named(incomplete)
         )
     agreement = pool(prompts).values["agreement"] if prompts else None
-    if agreement is not None and agreement < LOW_AGREEMENT:
+    is_greedy = all(reference.temperature == 0 for reference in references.values())
+    if agreement is not None and is_greedy and agreement < LOW_AGREEMENT:
         cautions.append(
             f"agreement is {agreement:.1%}: the references are not what this target service would say itself; "
             "check model, revision, dtype and chat template of the reference server"

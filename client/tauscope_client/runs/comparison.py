@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tauscope_client.runs.headline import headline_name, tau_label
+
 __all__ = [
     "ENGINES",
     "HEADLINES",
@@ -49,6 +51,16 @@ HEADLINES = (
     Headline("agreement", "agreement", is_share=True),
 )
 
+EXPECTED_HEADLINES = (
+    Headline("expected_tau_sampled", "expected tau, sampled drafts"),
+    Headline("expected_tau_greedy", "expected tau, greedy drafts"),
+    Headline("expected_acceptance_sampled", "expected acceptance, sampled drafts", is_share=True),
+    Headline("expected_acceptance_greedy", "expected acceptance, greedy drafts", is_share=True),
+)
+"""What leads a run over sampled references; tau then is a match with one sample and says so."""
+
+ONE_SAMPLE = "matches with this one sample"
+
 _CURVES = (
     ("prefix_rate_walk", "prefix"),
     ("conditional_rate_walk", "conditional"),
@@ -77,7 +89,15 @@ def headline_rows(drafters: Mapping[str, Any]) -> list[Row]:
     """Headline numbers over all prompts, each with its interval."""
     overall = [drafter["overall"] for drafter in drafters.values()]
     trees = [name for name in (overall[0]["values"] if overall else ()) if name.startswith("ddtree_tau_")]
-    lines = [*HEADLINES, *(Headline(name, f"DDTree tau, {name.rsplit('_', 1)[1]} nodes") for name in trees)]
+    is_expected = any(EXPECTED_HEADLINES[0].name in part["values"] for part in overall)
+    expected = EXPECTED_HEADLINES if is_expected else ()
+    plain = [
+        Headline(line.name, f"{line.label} ({ONE_SAMPLE})" if is_expected and line.name == "tau" else line.label)
+        if not line.is_share
+        else line
+        for line in HEADLINES
+    ]
+    lines = [*expected, *plain, *(Headline(name, f"DDTree tau, {name.rsplit('_', 1)[1]} nodes") for name in trees)]
     rows = [
         Row(line.label, tuple(with_interval(part, line.name, is_share=line.is_share) for part in overall))
         for line in lines
@@ -109,16 +129,18 @@ def engine_rows(drafters: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def split_rows(drafters: Mapping[str, Any]) -> list[Row]:
-    """Mean emitted (tau) of each split, with its number of prompts; nothing when there is only one split."""
+def split_rows(results: Mapping[str, Any]) -> list[Row]:
+    """The headline (tau) of each split, with its number of prompts; nothing when there is only one split."""
+    drafters = results["drafters"]
     first = next(iter(drafters.values()), None)
     splits: Sequence[str] = list(first["splits"]) if first else []
     if len(splits) < 2:
         return []
+    counts = {split: first["splits"][split]["counts"]["num_prompts"] if first else 0 for split in splits}
     return [
         Row(
-            f"tau, {split} ({first['splits'][split]['counts']['num_prompts'] if first else 0} prompts)",
-            tuple(with_interval(drafter["splits"][split], "tau") for drafter in drafters.values()),
+            f"{tau_label(results)}, {split} ({counts[split]} prompts)",
+            tuple(with_interval(drafter["splits"][split], headline_name(results)) for drafter in drafters.values()),
         )
         for split in splits
     ]
@@ -165,7 +187,7 @@ def comparison_lines(results: Mapping[str, Any]) -> list[str]:
     """One sentence for each pair of drafters: the paired difference of tau, and what it means."""
     lines = []
     for pair in results.get("comparisons", []):
-        tau = pair["statistics"]["tau"]
+        tau = pair["statistics"][headline_name(results)]
         interval = tau["difference"]
         if interval["low"] is None or interval["high"] is None:
             lines.append(f"{pair['after']} against {pair['before']}: cannot tell, too few prompts")
@@ -177,7 +199,7 @@ def comparison_lines(results: Mapping[str, Any]) -> list[str]:
         smallest = tau["minimum_detectable"]
         detectable = "" if smallest is None else f"; the smallest difference so many prompts find: {smallest:.2f}"
         lines.append(
-            f"{pair['after']} against {pair['before']}: tau {interval['estimate']:+.3f} "
+            f"{pair['after']} against {pair['before']}: {tau_label(results)} {interval['estimate']:+.3f} "
             f"({interval['low']:+.2f} to {interval['high']:+.2f}, paired by prompt, better on {tau['wins_after']}, "
             f"worse on {tau['wins_before']}): {verdict}{detectable}"
         )
@@ -192,7 +214,8 @@ def position_rows(drafter: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def used_definitions(definitions: Mapping[str, str]) -> list[tuple[str, str]]:
+def used_definitions(definitions: Mapping[str, str], *, is_expected: bool = False) -> list[tuple[str, str]]:
     """Label and definition of everything the rows show."""
-    pairs = [(line.label, definitions[line.name]) for line in HEADLINES if line.name in definitions]
+    lines = [*(EXPECTED_HEADLINES if is_expected else ()), *HEADLINES]
+    pairs = [(line.label, definitions[line.name]) for line in lines if line.name in definitions]
     return pairs + [(label, definitions[name]) for name, label in _CURVES if name in definitions]

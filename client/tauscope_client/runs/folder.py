@@ -5,6 +5,7 @@ references.jsonl                 one line a turn, in the order they were finishe
 texts.jsonl                      the same turns as pieces of text, for the report
 target/<prompt>.npz              the target's own choice at each response position
 drafts/<drafter>/<prompt>.npz    the drafts at every anchor
+expected/<drafter>/<prompt>.npz  what sampling would accept, for sampled references only
 trees/<drafter>/<prompt>.npz     wider rows at anchors whose trees the drafts cannot decide
 stability.json                   whether the reference server repeats itself
 failures.json                    prompts that could not be evaluated, and why

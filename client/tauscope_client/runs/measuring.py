@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tauscope_client.metrics import PromptResult, Ratio, measure, tree_walks
+from tauscope_client.metrics import PromptResult, Ratio, expected_ratios, measure, tree_walks
 from tauscope_client.references.record import Reference
+from tauscope_client.runs.acceptance_files import acceptances_path, has_acceptances, read_acceptances
 from tauscope_client.runs.files import safe_name
 from tauscope_client.runs.traces import trace_of_files
 from tauscope_client.runs.wide_rows import read_wide_rows
@@ -38,6 +39,10 @@ def measure_turn(
     """
     trace = trace_of_files(reference, drafts_path(run, drafter, reference.id), target_path(run, reference.id))
     found = measure(trace)
+    if reference.temperature > 0 and not trace.is_empty:
+        rates = read_acceptances(acceptances_path(run, drafter, reference.id), reference)
+        expected = expected_ratios(trace, {"sampled": rates.sampled, "greedy": rates.greedy})
+        found = replace(found, ratios={**found.ratios, **expected})
     if not tree_budgets or trace.is_empty:
         return found
     wide = read_wide_rows(wide_rows_path(run, drafter, reference.id), reference)
@@ -64,14 +69,16 @@ def measure_run(
         Drafter -> its prompts in the order of `references`; and the turns that are left out.
     """
 
-    def is_finished(turn_id: str) -> bool:
+    def is_finished(reference: Reference) -> bool:
+        turn_id = reference.id
         return all(
             drafts_path(run, name, turn_id).exists()
+            and has_acceptances(run, name, reference)
             and (not tree_budgets or wide_rows_path(run, name, turn_id).exists())
             for name in drafters
         )
 
-    complete = [reference for turn_id, reference in references.items() if is_finished(turn_id)]
+    complete = [reference for reference in references.values() if is_finished(reference)]
     measured = {
         name: [
             measure_turn(run, reference, name, tree_budgets=tree_budgets, vocab_size=vocab_size)

@@ -1,6 +1,7 @@
 """`results.json`: every number of a run under its own name, how far it may be off, and what to be careful about.
 
 {"schema": "tauscope.results/1",
+ "sampling": {temperature, top_k, top_p, seed, words} or null for greedy references,
  "num_prompts": .., "failures": [..], "warnings": [..], "definitions": {name: text},
  "served": {"engine", "num_prompts", "verify_steps", "tau", "predicted": {drafter: {"tau", "num_rounds"}}} or null,
  "disagreements": {num_positions, num_disagreements, num_near_ties, largest_gap, places} or null,
@@ -17,6 +18,7 @@ from typing import Any
 
 from tauscope_client.metrics import (
     DEFINITIONS,
+    EXPECTATIONS,
     PromptResult,
     Stratum,
     by_answer_position,
@@ -26,9 +28,10 @@ from tauscope_client.metrics import (
     intervals_of,
     pool,
 )
+from tauscope_client.references.sampling import GREEDY, TextSampling
 from tauscope_client.runs.conversations import CONVERSATION, by_conversation
 
-__all__ = ["ANSWER_POSITION", "COMPARED", "CONTEXT_LENGTH", "RESULTS_SCHEMA", "results_of"]
+__all__ = ["ANSWER_POSITION", "COMPARED", "CONTEXT_LENGTH", "RESULTS_SCHEMA", "compared", "results_of"]
 
 RESULTS_SCHEMA = "tauscope.results/1"
 
@@ -41,7 +44,7 @@ COMPARED = (
     "topk_streak_4",
     "topk_streak_8",
 )
-"""Statistics that are compared between drafters; the first is the headline."""
+"""Statistics that are compared between drafters along greedy text."""
 
 CONTEXT_LENGTH = "context length"
 ANSWER_POSITION = "answer position"
@@ -57,6 +60,7 @@ def results_of(
     warnings: Sequence[str],
     served: Mapping[str, Any] | None = None,
     disagreements: Mapping[str, Any] | None = None,
+    sampling: TextSampling = GREEDY,
 ) -> dict[str, Any]:
     """Pool the measured prompts of each drafter: overall, by split, and by every other stratum.
 
@@ -65,22 +69,29 @@ def results_of(
         failures: prompts that are not among them, and why.
         warnings: what a reader must know.
         served: what a reference server that speculates counted itself, see `runs.served`.
-        disagreements: where references and target part, see `runs.agreement`.
+        disagreements: where references and target part, see `runs.agreement`; means nothing along sampled text.
+        sampling: how the tokens of the references were chosen.
     """
-    drafters = {name: _drafter(prompts) for name, prompts in measured.items()}
+    drafters = {name: _drafter(prompts, is_greedy=sampling.is_greedy) for name, prompts in measured.items()}
     first = next(iter(drafters.values()), None)
     num_prompts = len(first["prompts"]) if first else 0
     return {
         "schema": RESULTS_SCHEMA,
+        "sampling": None if sampling.is_greedy else {**sampling.to_dict(), "words": sampling.words},
         "num_prompts": num_prompts,
         "failures": [dict(failure) for failure in failures],
         "warnings": list(warnings),
         "served": None if served is None else dict(served),
-        "disagreements": None if disagreements is None else dict(disagreements),
-        "comparisons": _comparisons(measured) if num_prompts else [],
+        "disagreements": None if disagreements is None or not sampling.is_greedy else dict(disagreements),
+        "comparisons": _comparisons(measured, is_greedy=sampling.is_greedy) if num_prompts else [],
         "drafters": drafters,
         "definitions": dict(DEFINITIONS),
     }
+
+
+def compared(*, is_greedy: bool) -> tuple[str, ...]:
+    """Statistics that are compared between drafters; the first is the headline."""
+    return COMPARED if is_greedy else (*EXPECTATIONS, *COMPARED)
 
 
 def strata_tags(prompts: Sequence[PromptResult]) -> list[str]:
@@ -96,11 +107,14 @@ def strata_tags(prompts: Sequence[PromptResult]) -> list[str]:
     return found
 
 
-def _drafter(prompts: Sequence[PromptResult]) -> dict[str, Any]:
+def _drafter(prompts: Sequence[PromptResult], *, is_greedy: bool) -> dict[str, Any]:
     splits = list(dict.fromkeys(prompt.tags["split"] for prompt in prompts))
-    strata: dict[str, Sequence[Stratum]] = {tag: by_tag(prompts, tag) for tag in strata_tags(prompts)}
-    strata[CONTEXT_LENGTH] = by_context_length(prompts)
-    strata[ANSWER_POSITION] = by_answer_position(prompts)
+    strata: dict[str, Sequence[Stratum]] = {
+        tag: by_tag(prompts, tag, statistic="tau" if is_greedy else EXPECTATIONS[0]) for tag in strata_tags(prompts)
+    }
+    if is_greedy:  # these count rounds of the walk, which along sampled text match one sample of many
+        strata[CONTEXT_LENGTH] = by_context_length(prompts)
+        strata[ANSWER_POSITION] = by_answer_position(prompts)
     return {
         "overall": _pooled(prompts),
         "splits": {split: _pooled([p for p in prompts if p.tags["split"] == split]) for split in splits},
@@ -123,7 +137,7 @@ def _pooled(prompts: Sequence[PromptResult]) -> dict[str, Any]:
     }
 
 
-def _comparisons(measured: Mapping[str, Sequence[PromptResult]]) -> list[dict[str, Any]]:
+def _comparisons(measured: Mapping[str, Sequence[PromptResult]], *, is_greedy: bool) -> list[dict[str, Any]]:
     """Each drafter with the one before it, and the last with the first."""
     names = list(measured)
     pairs = list(pairwise(names))
@@ -136,7 +150,9 @@ def _comparisons(measured: Mapping[str, Sequence[PromptResult]]) -> list[dict[st
             "statistics": {
                 name: one.to_dict()
                 for name, one in compare(
-                    by_conversation(measured[before]), by_conversation(measured[after]), statistics=COMPARED
+                    by_conversation(measured[before]),
+                    by_conversation(measured[after]),
+                    statistics=compared(is_greedy=is_greedy),
                 ).items()
             },
         }

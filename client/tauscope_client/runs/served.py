@@ -3,10 +3,12 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tauscope_client.metrics import PromptResult
+from tauscope_client.metrics import EXPECTATIONS, PromptResult, Ratio
 from tauscope_client.references.record import Reference
 
 __all__ = ["served_beside_predicted", "served_lines"]
+
+_EXPECTED = EXPECTATIONS[0]
 
 
 def served_beside_predicted(
@@ -27,10 +29,7 @@ def served_beside_predicted(
         return None
     predicted = {}
     for name, prompts in measured.items():
-        walks = [prompt.walk for prompt in prompts if prompt.prompt_id in served]
-        rounds = sum(walk.num_rounds for walk in walks)
-        emitted = sum(sum(walk.emitted) for walk in walks)
-        predicted[name] = {"tau": emitted / rounds if rounds else None, "num_rounds": rounds}
+        predicted[name] = _predicted([prompt for prompt in prompts if prompt.prompt_id in served])
     return {
         "engine": ", ".join(kinds),
         "num_prompts": len(served),
@@ -40,13 +39,24 @@ def served_beside_predicted(
     }
 
 
+def _predicted(prompts: Sequence[PromptResult]) -> dict[str, Any]:
+    """The walk over some prompts; along sampled text its expectation for sampled drafts."""
+    if any(_EXPECTED in prompt.ratios for prompt in prompts):
+        ratios = [prompt.ratios[_EXPECTED] for prompt in prompts if _EXPECTED in prompt.ratios]
+    else:
+        ratios = [Ratio(sum(prompt.walk.emitted), prompt.walk.num_rounds) for prompt in prompts]
+    rounds = sum(ratio.denominator for ratio in ratios)
+    tokens = sum(ratio.numerator for ratio in ratios)
+    return {"tau": tokens / rounds if rounds else None, "num_rounds": rounds}
+
+
 def served_lines(results: Mapping[str, Any]) -> list[str]:
     """One line for people, or none."""
     served = results.get("served")
     if served is None:
         return []
     predicted = ", ".join(
-        f"{name} {'–' if walk['tau'] is None else format(walk['tau'], '.3f')} ({walk['num_rounds']} rounds)"
+        f"{name} {'–' if walk['tau'] is None else format(walk['tau'], '.3f')} ({walk['num_rounds']:.0f} rounds)"
         for name, walk in served["predicted"].items()
     )
     return [

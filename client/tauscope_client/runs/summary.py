@@ -14,6 +14,7 @@ from tauscope_client.runs.comparison import (
     strata_rows,
     used_definitions,
 )
+from tauscope_client.runs.headline import is_sampled, kind_of_text, tau_label
 from tauscope_client.runs.manifest import Manifest
 from tauscope_client.runs.served import served_lines
 
@@ -24,11 +25,11 @@ def summary_markdown(results: Mapping[str, Any], manifest: Manifest) -> str:
     """Write the page."""
     drafters = results["drafters"]
     names = list(drafters)
-    lines = [f"# tau of {' and '.join(map(_cell, names)) or 'nothing'}", ""]
+    lines = [f"# {tau_label(results)} of {' and '.join(map(_cell, names)) or 'nothing'}", ""]
     model = manifest.target.get("model", {})
     reference = manifest.reference
     lines += [
-        f"{results['num_prompts']} prompts of `{_cell(manifest.prompts.get('name', ''))}` "
+        f"{results['num_prompts']} prompts ({kind_of_text(results)}) of `{_cell(manifest.prompts.get('name', ''))}` "
         f"(sha256 {str(manifest.prompts.get('sha256', ''))[:12]}), target {_cell(model.get('id', '?'))}, "
         f"references from {_cell(reference.get('kind', '?'))} {_cell(reference.get('version', ''))}, "
         f"{manifest.created_at}.",
@@ -36,11 +37,11 @@ def summary_markdown(results: Mapping[str, Any], manifest: Manifest) -> str:
     ]
     lines += [f"> **Careful:** {_cell(warning)}" for warning in results["warnings"]]
     lines += [""] if results["warnings"] else []
-    lines += _table(["", *names], headline_rows(drafters) + split_rows(drafters))
+    lines += _table(["", *names], headline_rows(drafters) + split_rows(results))
     for line in [*comparison_lines(results), *served_lines(results), *agreement_line(results)]:
         lines += ["", f"{_cell(line[0].upper() + line[1:])}."]
     for stratum, rows in strata_rows(drafters).items():
-        lines += ["", f"Tau by {_cell(stratum)}:", "", *_table(["", *names], rows)]
+        lines += ["", f"{tau_label(results).capitalize()} by {_cell(stratum)}:", "", *_table(["", *names], rows)]
     lines += [
         "",
         "The same rounds as other programs would count them:",
@@ -56,7 +57,10 @@ def summary_markdown(results: Mapping[str, Any], manifest: Manifest) -> str:
         lines += ["", "Not evaluated:", ""]
         lines += [f"- `{_cell(f['id'])}` ({_cell(f['stage'])}): {_cell(f['message'])}" for f in results["failures"]]
     lines += ["", "What the numbers mean:", ""]
-    lines += [f"- **{label}**: {text}." for label, text in used_definitions(results["definitions"])]
+    lines += [
+        f"- **{label}**: {text}."
+        for label, text in used_definitions(results["definitions"], is_expected=is_sampled(results))
+    ]
     versions = ", ".join(f"{name} {value}" for name, value in manifest.versions.items())
     lines += ["", f"Made with {versions}; everything else is in `manifest.json`."]
     return "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tauscope_client.metrics.definitions import DEFINITIONS, TOP_KS, TREE_BUDGETS
+from tauscope_client.metrics.expectations import EXPECTATIONS
 from tauscope_client.metrics.summary import summarise
 from tauscope_client.metrics.trace import Trace
 from tauscope_client.metrics.walk import walk
@@ -115,7 +116,7 @@ def test_every_name_has_a_definition_and_the_dictionary_is_plain_json(
 def test_definitions_have_one_line_and_no_name_is_defined_for_nothing(golden_traces: list[Trace]) -> None:
     plain = summarise(golden_traces).to_dict()
     trees = {f"ddtree_tau_{budget}" for budget in TREE_BUDGETS}  # added by trees.add_trees
-    estimates = {"expected_acceptance", "expected_emitted", "expected_tau", "speed_up_estimate"}  # made elsewhere
+    estimates = {*EXPECTATIONS, "speed_up_estimate"}  # made elsewhere
     assert set(DEFINITIONS) == set(plain["definitions"]) | trees | estimates
     assert all(text and "\n" not in text and "{" not in text for text in DEFINITIONS.values())
 

@@ -24,7 +24,7 @@ def reference(name, served):
 
 
 def prompt(name, emitted):
-    return SimpleNamespace(prompt_id=name, walk=SimpleNamespace(num_rounds=len(emitted), emitted=emitted))
+    return SimpleNamespace(prompt_id=name, ratios={}, walk=SimpleNamespace(num_rounds=len(emitted), emitted=emitted))
 
 
 def test_only_prompts_with_counters_are_on_either_side():

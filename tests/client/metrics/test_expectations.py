@@ -1,0 +1,45 @@
+"""Expectations along one text equal slow loops over anchors and positions."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tauscope_client.metrics.expectations import EXPECTATIONS, expected_ratios
+from tauscope_client.metrics.trace import Trace
+
+Make = Callable[..., Trace]
+
+
+def by_hand(trace: Trace, rates: np.ndarray) -> tuple[float, int, float, int]:
+    """Sum of emitted and of acceptances over the anchors and positions within the text."""
+    emitted, num_anchors, acceptance, num_positions = 0.0, 0, 0.0, 0
+    for row, anchor in enumerate(trace.anchors.tolist()):
+        left = trace.num_response_tokens - 1 - (anchor - trace.response_start)
+        if left < 1:
+            continue
+        num_anchors += 1
+        reach, total = 1.0, 1.0
+        for column in range(min(left, trace.num_drafts)):
+            reach *= rates[row, column]
+            total += reach
+            acceptance += rates[row, column]
+            num_positions += 1
+        emitted += total
+    return emitted, num_anchors, acceptance, num_positions
+
+
+@given(seed=st.integers(0, 2**32 - 1), num_drafts=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_expectations_equal_loops_over_the_text(make_random_trace: Make, seed: int, num_drafts: int) -> None:
+    trace = make_random_trace(seed, num_drafts=num_drafts, top_k=2)
+    rng = np.random.default_rng(seed)
+    alphas = {how: rng.random(trace.draft_ids.shape) for how in ("sampled", "greedy")}
+    found = expected_ratios(trace, alphas)
+    assert set(found) == set(EXPECTATIONS)
+    for how, rates in alphas.items():
+        emitted, num_anchors, acceptance, num_positions = by_hand(trace, rates)
+        assert found[f"expected_emitted_{how}"] == (pytest.approx(emitted), num_anchors)
+        assert found[f"expected_acceptance_{how}"] == (pytest.approx(acceptance), num_positions)
