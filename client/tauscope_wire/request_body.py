@@ -27,11 +27,16 @@ class RequestBody:
 
 
 def encode(request: BaseModel) -> RequestBody:
-    """JSON, or msgpack when there are bytes in it, which JSON cannot carry."""
-    fields = request.model_dump(mode="python", by_alias=True)
+    """JSON, or msgpack when there are bytes in it, which JSON cannot carry.
+
+    Fields that are None are left out: None is the default of every field that takes it, and a service that is older
+    than the field refuses what it does not know. What a caller put into a free map (`template_kwargs`) stays, nulls
+    included.
+    """
+    fields = request.model_dump(mode="python", by_alias=True, exclude_none=True)
     if _has_bytes(fields):
         return RequestBody(MSGPACK, pack_parts(fields))
-    return RequestBody(JSON, [request.model_dump_json(by_alias=True).encode()])
+    return RequestBody(JSON, [request.model_dump_json(by_alias=True, exclude_none=True).encode()])
 
 
 def _has_bytes(value: Any) -> bool:

@@ -64,7 +64,7 @@ def conditioned_drafter(ledger: Ledger, skill: Skill, *, card: dict[str, Any] | 
     async def draft_block(request: Request) -> Response:
         body = await request.json()
         ids, anchors = body["token_ids"], body["anchors"]
-        asked = {k: v for k, v in (body["conditions"] or {}).items() if v not in (None, 0, False, [])}
+        asked = {k: v for k, v in (body.get("conditions") or {}).items() if v not in (None, 0, False, [])}
         with ledger.lock:
             ledger.calls.append(("draft", (len(ids), tuple(sorted(asked)))))
         if body["hidden"]["handle"] not in ledger.handles:

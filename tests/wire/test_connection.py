@@ -4,12 +4,16 @@ import functools
 import json
 import threading
 import traceback
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import httpx
 import msgpack
 import numpy as np
 import pytest
 from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kit.serve import running
 from tauscope_serving.answers import TensorResponse
@@ -27,9 +31,12 @@ from tauscope_wire.messages import (
     HiddenByHandle,
     HiddenInline,
     HiddenRequest,
+    Message,
     TokenizeRequest,
 )
+from tauscope_wire.messages import Request as WireRequest
 from tauscope_wire.reader import read_draft, read_hidden
+from tauscope_wire.request_body import encode
 from tauscope_wire.transport import FastTransport
 from tauscope_wire.writer import chunks_of, hidden_body
 from vectors.wire import make
@@ -64,6 +71,67 @@ def test_requests_carry_key_request_id_and_their_encoding() -> None:
         assert "X-Request-Id: r-77" in head
         assert "Accept-Encoding: identity" in head
     assert "Content-Type: application/json" in second
+
+
+def test_a_service_older_than_an_optional_field_takes_requests_that_do_not_use_it() -> None:
+    class OldRequest(BaseModel):
+        """`POST /draft_block` as it was before `conditions` and `deadline_s`."""
+
+        model_config = ConfigDict(extra="forbid")
+
+        drafter: str
+        hidden: dict[str, Any]
+        token_ids: list[int]
+        response_start: int
+        anchors: Any
+        top_k: int
+        labels: bool
+
+    app = FastAPI()
+
+    @app.post("/draft_block")
+    async def draft_block(request: Request) -> Response:
+        body = await request.body()
+        is_packed = request.headers["content-type"] == "application/msgpack"
+        try:
+            OldRequest.model_validate(msgpack.unpackb(body) if is_packed else json.loads(body))
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            return error_response(RequestError(f"unknown field {where}"), request_id="r")
+        return JSONResponse({"status": "ok"})
+
+    sequence = {"drafter": "d", "token_ids": [1, 2], "response_start": 1}
+    with running(app) as url, connect(url) as connection:
+        for hidden in (HiddenByHandle(handle="h"), HiddenInline(inline=b"\0" * 8, dtype="float32")):
+            unset = DraftRequest(hidden=hidden, **sequence)
+            explicit = DraftRequest(hidden=hidden, conditions=None, deadline_s=None, **sequence)
+            for request in (unset, explicit):
+                assert connection.post_json("/draft_block", request, Health).status == "ok"
+            with pytest.raises(RequestError, match="unknown field deadline_s"):
+                connection.post_json("/draft_block", DraftRequest(hidden=hidden, deadline_s=5.0, **sequence), Health)
+
+
+def test_leaving_none_out_changes_no_request() -> None:
+    def models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
+        for model in base.__subclasses__():
+            yield model
+            yield from models(model)
+
+    found = list(models(WireRequest))
+    assert HiddenRequest in found and DraftRequest in found
+    for model in found:
+        for name, field in model.model_fields.items():
+            takes_none = type(None) in get_args(field.annotation) or field.annotation is Any
+            assert not takes_none or field.default is None, f"{model.__name__}.{name}: None is not its default"
+
+
+def test_nulls_inside_of_template_kwargs_are_kept() -> None:
+    kwargs = {"tools": None, "n": [None]}
+    request = TokenizeRequest(messages=[Message(role="user", content="x")], template_kwargs=kwargs)
+    sent = json.loads(b"".join(encode(request)))
+    assert sent["template_kwargs"] == kwargs
+    assert "text" not in sent and "token_ids" not in sent
+    assert TokenizeRequest.model_validate(sent) == request
 
 
 def test_a_request_with_bytes_travels_as_msgpack_and_one_without_as_json() -> None:
