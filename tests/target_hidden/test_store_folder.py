@@ -1,8 +1,10 @@
 """States as files in memory: private, named once, within the store's budget, gone with their process."""
 
-import fcntl
 import os
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,16 +203,37 @@ def test_a_folder_of_a_living_process_is_refused(folder: StoreFolder, tmp_path: 
         StoreFolder(tmp_path / "states")
 
 
-def test_the_lock_ends_with_the_process_that_held_it(tmp_path: Path) -> None:
-    """The kernel gives it back, also after kill -9: a child takes it and dies without closing anything."""
-    (tmp_path / "states").mkdir(mode=0o700)
-    child = os.fork()
-    if child == 0:
-        descriptor = os.open(tmp_path / "states" / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os._exit(9)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    StoreFolder(tmp_path / "states").close()
+KILLED = """
+import sys
+from pathlib import Path
+
+import numpy as np
+from tauscope_target.store_folder import StoreFolder
+from tauscope_target.stored import stored
+
+folder = StoreFolder("auto", shared_memory=Path(sys.argv[1]))
+ids = np.arange(3, dtype=np.int32)
+states = np.ones((1, 3, 8), np.float32)
+entry = stored(
+    planes=(1,), dtype="float32", token_ids=ids, start=0, states=states, logits=None, owner="", shared=False
+)
+assert folder.move(entry)
+print(entry.file.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_kill_9_leaves_is_removed_by_the_next_start_and_not_before_the_kill(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        StoreFolder("auto", shared_memory=tmp_path).close()
+        assert left.exists()
+        process.send_signal(signal.SIGKILL)
+    assert left.exists()
+    StoreFolder("auto", shared_memory=tmp_path).close()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("fault", ["readable by others", "a link", "a file"])
