@@ -136,11 +136,36 @@ def test_a_kept_context_drafts_as_a_fresh_one_until_more_rows_are_needed(folder:
     engine = engine_of(folder)
     fresh = result(engine, job(engine, context_key="h", states=StatesArray(states=STATES.numpy()[:, :20])))
     lease = engine.lease("a")
-    assert lease.has_context("h", 20)
+    assert lease.has_context("h", IDS.tolist(), 20)
     kept = result(engine, job(engine, lease=lease, states=None))
     assert np.array_equal(kept.top_logprobs, fresh.top_logprobs)
-    assert not engine.lease("a").has_context("h", 21)
-    assert not engine.lease("a").has_context("other", 5)
+    assert not engine.lease("a").has_context("h", IDS.tolist(), 21)
+    assert not engine.lease("a").has_context("other", IDS.tolist(), 5)
+
+
+def test_a_kept_context_answers_no_other_sequence(folder: Path) -> None:
+    engine, held = engine_of(folder), IDS.numpy()[:21].astype(np.int32)
+    states = StatesArray(states=STATES.numpy()[:, :20], token_ids=held)
+    result(engine, job(engine, context_key="h", states=states))
+    other = IDS.tolist()
+    other[3] = (other[3] + 1) % drafters.VOCAB
+    with pytest.raises(RequestError, match="differ from those of the handle from position 3 on") as caught:
+        engine.lease("a").has_context("h", other, 20)
+    assert caught.value.details == {"position": 3, "request": other[3], "handle": int(held[3])}
+    later = [*IDS.tolist()[:20], (held[20] + 1) % drafters.VOCAB]  # past the context, but an anchor or a label
+    with pytest.raises(RequestError, match="from position 20 on"):
+        engine.lease("a").has_context("h", later, 20)
+
+
+def test_a_context_with_slots_is_not_reused_for_another_token_after_the_handle(folder: Path) -> None:
+    """Slot p-1 holds the embedding of token p, which a handle of p positions does not have."""
+    engine = engine_of(folder)
+    states = StatesArray(states=STATES.numpy()[:, :20], token_ids=IDS.numpy()[:20].astype(np.int32))
+    result(engine, job(engine, context_key="h", states=states))
+    other = [*IDS.tolist()[:20], (int(IDS[20]) + 1) % drafters.VOCAB]
+    assert engine.lease("a").has_context("h", IDS.tolist(), 20)
+    assert not engine.lease("a").has_context("h", other, 20)
+    assert engine.lease("a").has_context("h", other, 12)
 
 
 def test_no_context_outlives_the_drafter_it_was_made_for(folder: Path) -> None:
@@ -148,7 +173,7 @@ def test_no_context_outlives_the_drafter_it_was_made_for(folder: Path) -> None:
     result(engine, job(engine, context_key="h"))
     engine.unload("a")
     engine.load("a", folder / "a", LoadOptions(), roots=None)
-    assert not engine.lease("a").has_context("h", 5)
+    assert not engine.lease("a").has_context("h", IDS.tolist(), 5)
 
 
 def test_contexts_leave_in_the_order_of_use_and_the_budget_holds() -> None:

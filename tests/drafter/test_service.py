@@ -148,6 +148,22 @@ def test_a_handle_is_fetched_once_for_many_requests(service: Connection, target:
     assert target.served[before:] == ["again", "again"]
 
 
+@pytest.mark.parametrize("position", [0, START, len(TOKENS) - 1])
+def test_ids_of_another_sequence_are_refused_whether_or_not_the_handle_was_fused(
+    service: Connection, position: int
+) -> None:
+    other = [*TOKENS]
+    other[position] = (other[position] + 1) % drafters.VOCAB
+    handle = HiddenByHandle(handle=f"fused-{position}")
+    refusals = []
+    for _ in range(2):
+        with pytest.raises(RequestError, match=f"from position {position} on") as caught:
+            draft(service, hidden=handle, token_ids=other)
+        refusals.append((caught.value.code, caught.value.message))
+        draft(service, hidden=handle)  # fused and kept from here on
+    assert refusals[0] == refusals[1]
+
+
 def test_a_response_of_one_token_has_no_anchors(service: Connection) -> None:
     answer = draft(service, response_start=len(TOKENS) - 1)
     assert answer.anchors.size == 0

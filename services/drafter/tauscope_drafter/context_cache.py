@@ -2,8 +2,14 @@
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+
+from tauscope_drafter.contract import DraftJob
+from tauscope_drafter.sequence import Ids, check_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +21,34 @@ class CachedContext:
         num_rows: positions 0..num_rows-1 are covered.
         nbytes: memory of the context.
         warnings: about the states it was made of.
+        held_ids: [T], ids of the handle.
+        read_ids: ids 0..num_rows of the request that it was fused for: families with slots also read the token after
+            the last row, which the handle need not have.
     """
 
     context: Any
     num_rows: int
     nbytes: int
     warnings: tuple[str, ...] = ()
+    held_ids: Ids | None = None
+    read_ids: Ids | None = None
+
+    def labelled(self, job: DraftJob) -> "CachedContext":
+        """The context with the ids of the job that it was fused for, copied: they may lie in a mapped file."""
+        held = None if job.states is None or job.states.token_ids is None else np.array(job.states.token_ids)
+        return replace(self, held_ids=held, read_ids=np.array(job.token_ids[: self.num_rows + 1]))
+
+    def is_of(self, token_ids: Sequence[int], num_rows: int) -> bool:
+        """Whether the first `num_rows` positions would be fused to the same for `token_ids`.
+
+        Raises:
+            RequestError: the handle was made of another sequence.
+        """
+        if self.held_ids is not None:
+            check_sequence(self.held_ids, token_ids, num_rows)
+        if self.read_ids is None:
+            return True
+        return np.array_equal(self.read_ids[: num_rows + 1], np.asarray(token_ids[: num_rows + 1]))
 
 
 class ContextCache:

@@ -20,11 +20,13 @@ class StatesArray:
     Attributes:
         states: bfloat16 (ml_dtypes) or float32 [P, T, Ht], planes in the order of the drafter's taps; row t belongs to
             position t. Not written to.
+        token_ids: int32 [T'], T' >= T, the whole sequence that they were computed from; None for states sent inline.
         numerics: fingerprint of the target service that made them; None for states sent inline.
         way: how they came from the target service; None for states sent inline.
     """
 
     states: npt.NDArray[Any]
+    token_ids: npt.NDArray[np.int32] | None = None
     numerics: Numerics | None = None
     way: Literal["mapped", "http"] | None = None
 
@@ -70,8 +72,17 @@ class Lease(Protocol):
         """Its description."""
         ...
 
-    def has_context(self, key: str, num_rows: int) -> bool:
-        """Whether fused context of `key` with at least `num_rows` positions is at hand; if so it is pinned."""
+    def has_context(self, key: str, token_ids: Sequence[int], num_rows: int) -> bool:
+        """Whether fused context of `key` with at least `num_rows` positions is at hand; if so it is pinned.
+
+        Args:
+            key: name that it was kept under.
+            token_ids: of the request.
+            num_rows: positions that are needed.
+
+        Raises:
+            RequestError: it is the context of another sequence.
+        """
         ...
 
 

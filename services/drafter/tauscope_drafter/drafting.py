@@ -111,7 +111,7 @@ async def _states(
     handle = asked.hidden.handle
     # contexts under conditions are never kept
     context_key = None if conditions_of(asked.conditions) else f"{behalf.tag}/{handle}"
-    if context_key is not None and lease.has_context(context_key, num_rows):
+    if context_key is not None and lease.has_context(context_key, asked.token_ids, num_rows):
         return None, context_key
     fetch = partial(source.fetch, key=behalf.key, request_id=behalf.request_id)
     return await asyncio.to_thread(fetch, quote(handle, safe=""), card, asked.token_ids, num_rows), context_key

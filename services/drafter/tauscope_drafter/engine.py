@@ -214,7 +214,7 @@ class Engine:
                 details={"warnings": warnings},
             )
         context = network.fuse(states, token_ids)
-        cached = CachedContext(context, states.shape[1], context.nbytes, tuple(warnings))
+        cached = CachedContext(context, states.shape[1], context.nbytes, tuple(warnings)).labelled(job)
         if job.context_key is not None and not entry.is_unloaded:
             self._cache.put(entry, job.context_key, cached)
         return cached

@@ -1,5 +1,6 @@
 """A request's hold on a loaded drafter: it lasts whatever happens to the drafter's name."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tauscope_drafter.context_cache import CachedContext, ContextCache
@@ -41,7 +42,10 @@ class EngineLease:
         """Description of the drafter."""
         return self.entry.card
 
-    def has_context(self, key: str, num_rows: int) -> bool:
-        """Whether the context is at hand; keeps it until the lease is dropped."""
-        self.pinned = self.entry.cache.get(self.entry, key, num_rows)
-        return self.pinned is not None
+    def has_context(self, key: str, token_ids: Sequence[int], num_rows: int) -> bool:
+        """Whether the context is at hand; keeps it until the lease is dropped. See `contract.Lease.has_context`."""
+        found = self.entry.cache.get(self.entry, key, num_rows)
+        if found is not None and not found.is_of(token_ids, num_rows):
+            found = None
+        self.pinned = found
+        return found is not None

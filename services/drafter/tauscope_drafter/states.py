@@ -14,6 +14,7 @@ import numpy as np
 from tauscope_drafter.contract import ProbeText, StatesArray
 from tauscope_drafter.fit import DrafterSide, TargetSide, check_fit
 from tauscope_drafter.mapped_states import MappedReader, TargetStates, is_on_this_machine
+from tauscope_drafter.sequence import check_sequence
 from tauscope_wire.connection import Connection
 from tauscope_wire.dtypes import NUMPY_DTYPES
 from tauscope_wire.errors import (
@@ -156,10 +157,10 @@ class StatesSource:
                 way = "http"
                 found = _over_http(connection, handle, planes, num_rows, request_id=request_id)
         check_served(card, found.model)
-        _check_tokens(found.token_ids, token_ids, num_rows)
+        check_sequence(found.token_ids, token_ids, num_rows)
         with self._lock:
             self._reads[way] += 1
-        return StatesArray(states=found.states, numerics=found.numerics, way=way)
+        return StatesArray(states=found.states, token_ids=found.token_ids, numerics=found.numerics, way=way)
 
     @contextmanager
     def _on_behalf(self, key: str | None) -> Iterator[Connection]:
@@ -200,22 +201,6 @@ def check_served(card: DrafterCard, model: ModelInfo) -> None:
         DrafterSide(card.name, card.taps, card.target_hidden_size, card.vocab_size),
         TargetSide(model.id, model.num_layers, model.hidden_size, model.vocab_size),
     )
-
-
-def _check_tokens(held: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]", sent: Sequence[int], num_rows: int) -> None:
-    if len(held) < num_rows:
-        raise RequestError(
-            f"the handle holds {len(held)} positions, {num_rows} are needed for the last anchor",
-            ErrorCode.POSITION_OUT_OF_RANGE,
-        )
-    ours = np.asarray(sent[:num_rows], dtype=np.int64)
-    differs = np.flatnonzero(held[:num_rows] != ours)
-    if len(differs):
-        raise RequestError(
-            f"token_ids differ from those of the handle from position {int(differs[0])} on; use the handle of this "
-            "sequence",
-            details={"position": int(differs[0])},
-        )
 
 
 def inline_states(inline: HiddenInline, card: DrafterCard, num_rows: int) -> StatesArray:
