@@ -155,7 +155,7 @@ class Draftsman:
             top_k=top_k,
             # A head that reads its own drafts gets the labels instead: up to the first miss they are the same, and only
             # so do its lower-ranked candidates mean what a top-k walk takes them for.
-            labels=card.layout == "sequential",
+            labels=card.rows_depend_on_drafts,
             deadline_s=self._plan.deadline_s,
         )
         return self._retries.run(lambda: self._drafter.draft(request))

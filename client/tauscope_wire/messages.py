@@ -135,7 +135,12 @@ class TargetInfo(Answer):
 
 
 class DrafterCard(Answer):
-    """One loaded drafter; `windows` says of each layer of a block drafter what it sees (`size` None: everything)."""
+    """One loaded drafter.
+
+    Attributes:
+        windows: what each layer of a block drafter sees (`size` None: everything).
+        rows_depend_on_drafts: rows read the drafts before them (see `DraftRequest.labels`), whatever the layout.
+    """
 
     name: str
     family: str
@@ -154,6 +159,7 @@ class DrafterCard(Answer):
     memory_bytes: int
     rope: dict[str, Any] = Field(default_factory=dict)
     windows: list[dict[str, Any]] = Field(default_factory=list)
+    rows_depend_on_drafts: bool = False
     from_target: list[str] = Field(default_factory=list)
     training_numerics: dict[str, Any] | None = None
     warnings: list[str] = Field(default_factory=list)

@@ -28,6 +28,7 @@ def card_of(name: str, loaded: Loaded) -> DrafterCard:
         rope=spec.backbone.rope.describe() if spec.backbone else {},
         windows=[asdict(w) for w in spec.backbone.windows] if spec.backbone and spec.layout != "sequential" else [],
         from_target=list(loaded.from_target),
+        rows_depend_on_drafts=loaded.network.rows_depend_on_drafts,
         training_numerics=dict(spec.training_numerics) if spec.training_numerics else None,
         warnings=list(spec.warnings),
     )

@@ -113,6 +113,7 @@ class Backbone:
         shared: embedding, device and dtype.
     """
 
+    rows_depend_on_drafts = False
     context_shift = 0
     """Where the context of anchor p ends, from p; only `probing` changes it."""
 

@@ -59,6 +59,8 @@ def tensor_shapes(spec: DrafterSpec) -> Shapes:
 class Network(Backbone):
     """The backbone with its correction, run batched over anchors."""
 
+    rows_depend_on_drafts = True
+
     def __init__(self, spec: DrafterSpec, weights: Weights, shared: Shared) -> None:
         super().__init__(spec, weights, shared)
         self._head = shared.head.adapted(multiplier=spec.output_multiplier, softcap=spec.logit_softcap)

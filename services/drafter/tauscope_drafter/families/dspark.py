@@ -93,6 +93,7 @@ class Network(Backbone):
     def __init__(self, spec: DrafterSpec, weights: Weights, shared: Shared) -> None:
         super().__init__(spec, weights, shared)
         self._head = shared.head.adapted(multiplier=spec.output_multiplier, softcap=spec.logit_softcap)
+        self.rows_depend_on_drafts = spec.extras["kind"] != "none"
 
     def draft(
         self,

@@ -196,6 +196,8 @@ class Trunk:
 class Network(Trunk):
     """EAGLE-3: every further draft is one more self-fed slot."""
 
+    rows_depend_on_drafts = True
+
     def draft(
         self,
         context: SlotContext,

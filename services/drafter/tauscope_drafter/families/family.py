@@ -96,9 +96,15 @@ class Context(Protocol):
 
 
 class Network(Protocol):
-    """A loaded drafter."""
+    """A loaded drafter.
+
+    Attributes:
+        spec: its description.
+        rows_depend_on_drafts: whether a row reads the drafts before it, so that `labels` changes rows after a miss.
+    """
 
     spec: DrafterSpec
+    rows_depend_on_drafts: bool
 
     def fuse(self, states: Tensor, token_ids: Tensor) -> Any:
         """Everything that depends on the sequence alone.

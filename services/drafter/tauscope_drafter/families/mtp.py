@@ -90,6 +90,8 @@ class Network:
         CheckpointError: `mtp_hidden=post` and no target to take the final norm from.
     """
 
+    rows_depend_on_drafts = True
+
     def __init__(self, spec: DrafterSpec, weights: Weights, shared: Shared) -> None:
         self.spec = spec
         self._c, self._w = spec.layers, weights

@@ -42,6 +42,8 @@ class TextContext:
 class Network:
     """Looks up tokens; runs on the host."""
 
+    rows_depend_on_drafts = False
+
     def __init__(self, spec: DrafterSpec, weights: Weights, shared: Shared) -> None:
         self.spec = spec
 

@@ -43,6 +43,8 @@ class OracleContext:
 class Network:
     """Reads the labels and spoils some of them."""
 
+    rows_depend_on_drafts = False
+
     def __init__(self, spec: DrafterSpec, weights: Weights, shared: Shared) -> None:
         self.spec = spec
 

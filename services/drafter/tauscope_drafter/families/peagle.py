@@ -39,6 +39,8 @@ def tensor_shapes(spec: DrafterSpec) -> Shapes:
 class Network(Trunk):
     """One pass over all mask slots of all anchors."""
 
+    rows_depend_on_drafts = False
+
     def __init__(self, spec: DrafterSpec, weights: Weights, shared: Shared) -> None:
         super().__init__(spec, weights, shared)
         taps = weights[_MASK_HIDDEN].view(len(spec.taps), spec.target_hidden_size)
