@@ -43,6 +43,7 @@ DESCRIPTION = (
     "Drafts for many anchors of a sequence at once, from the hidden states of a target model. "
     "The wire format of `/draft_block` is SPEC.md of the package tauscope_wire."
 )
+MAX_CONSECUTIVE_FAILURES = 3  # failed passes in a row: the device is probably lost
 STALLED_S = 900.0  # a pass of this length means that the device hangs: the service is not ready any more
 
 
@@ -57,6 +58,7 @@ class DrafterService:
         version: of the distribution.
         roots: folders that `POST /drafters` may load from; empty forbids it.
         access: keys and quotas.
+        drain_s: how long drafts in flight may go on once the service stops.
     """
 
     engine: DraftingEngine
@@ -65,6 +67,7 @@ class DrafterService:
     version: str
     roots: tuple[Path, ...] = ()
     access: Access = field(default_factory=Access)
+    drain_s: float = 30.0
 
 
 def create_app(service: DrafterService) -> FastAPI:
@@ -81,13 +84,15 @@ def create_app(service: DrafterService) -> FastAPI:
         try:
             yield
         finally:
-            await asyncio.to_thread(loop.close)
+            await asyncio.to_thread(loop.close, drain_s=service.drain_s)
 
     def not_ready() -> Sequence[str]:
         state = loop.state()
         reasons = [] if state.is_alive else ["the compute thread is not running"]
         if state.busy_s > STALLED_S:
             reasons.append(f"one pass has run for {state.busy_s:.0f} s")
+        if state.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
+            reasons.append(f"the last {state.consecutive_failures} passes failed; see the log")
         return reasons
 
     metrics = ServiceMetrics("tauscope_drafter")

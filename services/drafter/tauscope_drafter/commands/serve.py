@@ -175,6 +175,7 @@ def serve_command(
             version=version("tauscope"),
             roots=tuple(root or ()),
             access=Access(keyring=Keyring(keys)),
+            drain_s=settings.drain_s,
         )
         url = url_of(listener, tls=tls_cert is not None)
         serve(
