@@ -65,9 +65,12 @@ class Step:
 
 @dataclass
 class FitRecord:
-    """What one training did: steps, seconds, and the loss every ``every`` steps."""
+    """What one training did: steps, seconds, and the loss now and then; ``taken_up_at`` is the step that it began with
+    after an interruption, which the seconds begin with too.
+    """
 
     steps: int = 0
+    taken_up_at: int = 0
     seconds: float = 0.0
     final_loss: float = 0.0
     curve: list[tuple[int, float]] = field(default_factory=list)
@@ -77,9 +80,10 @@ class FitRecord:
         return {
             "steps": self.steps,
             "seconds": round(self.seconds, 1),
-            "ms_per_step": round(1e3 * self.seconds / max(1, self.steps), 2),
+            "ms_per_step": round(1e3 * self.seconds / max(1, self.steps - self.taken_up_at), 2),
             "final_loss": round(self.final_loss, 4),
             "curve": self.curve,
+            **({"taken_up_at": self.taken_up_at} if self.taken_up_at else {}),
         }
 
 
@@ -123,7 +127,7 @@ def fit(
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=on_gpu)
     record, start, progress = FitRecord(), clock(), 0.0
     if resume is not None:
-        record.steps = resume(optimizer)
+        record.steps = record.taken_up_at = resume(optimizer)
     measure_every, report_every = (20, 250) if on_gpu else (1, 10)
     loss = torch.zeros(())
     while True:
