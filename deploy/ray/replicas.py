@@ -87,6 +87,7 @@ def build_target(given: TargetArguments) -> FastAPI:
     from tauscope_serving.service import Access
     from tauscope_serving.settings import ServingSettings
     from tauscope_target.app import create_app
+    from tauscope_target.gpu_meter import gpu_meter
     from tauscope_target.modes import ModeRequest
     from tauscope_target.settings import DEFAULT_LIMITS, TargetSettings
     from tauscope_target.startup import EngineSettings, start_engine
@@ -109,7 +110,13 @@ def build_target(given: TargetArguments) -> FastAPI:
         spill_dir=given.store_dir,
         spill_bytes=given.store_space_bytes,
     )
-    app = create_app(engine, load_tokens(given.model), settings, access=Access(keyring=Keyring(given.keys)))
+    app = create_app(
+        engine,
+        load_tokens(given.model),
+        settings,
+        access=Access(keyring=Keyring(given.keys)),
+        gpu_memory=gpu_meter(engine.devices, cap_bytes=given.gpu_memory_bytes),
+    )
     app.add_middleware(PlainBodies)
     return app
 
@@ -120,6 +127,7 @@ def build_drafter(given: DrafterArguments) -> FastAPI:
     from tauscope_drafter.checkpoint.options import parse_drafter
     from tauscope_drafter.commands.devices import choose_device, choose_dtype
     from tauscope_drafter.engine import Engine
+    from tauscope_drafter.gpu_meter import gpu_meter
     from tauscope_drafter.loading import open_place
     from tauscope_drafter.states import StatesSource
     from tauscope_serving.keys import Keyring
@@ -151,6 +159,7 @@ def build_drafter(given: DrafterArguments) -> FastAPI:
             version=version("tauscope"),
             roots=(),  # every replica must have the same drafters: they are named at the start
             access=Access(keyring=Keyring(given.keys)),
+            gpu_memory=gpu_meter(where, cap_bytes=None),
         )
     )
     app.add_middleware(PlainBodies)

@@ -340,10 +340,14 @@ def test_a_full_disk_refuses_handles_with_a_reason_and_goes_on_answering_inline(
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_full")
         assert httpx.post(f"{url}/hidden_states", json=body | {"return": "inline"}).status_code == 200
         assert httpx.get(f"{url}/healthz").status_code == 200
+        ready = httpx.get(f"{url}/readyz")
+        assert ready.status_code == 503
+        assert "No space left on device" in ready.json()["reasons"][0]
         assert not list((small_disk / "states").glob(".*.tmp"))
         for file in sorted((small_disk / "states").glob("*.safetensors")):
             with contextlib.suppress(OSError):
                 file.unlink()
+        assert httpx.get(f"{url}/readyz").status_code == 200
         assert httpx.post(f"{url}/hidden_states", json=body).status_code == 200
 
 

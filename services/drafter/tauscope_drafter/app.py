@@ -14,6 +14,7 @@ from tauscope_drafter.checkpoint.options import LoadOptions
 from tauscope_drafter.conditions import card_under, conditions_of
 from tauscope_drafter.contract import DraftingEngine, DraftJob, DraftResult, Sampling
 from tauscope_drafter.draft_answers import draft_answer
+from tauscope_drafter.drafter_metrics import DrafterMetrics
 from tauscope_drafter.drafting import run_draft
 from tauscope_drafter.families.names import FAMILIES
 from tauscope_drafter.requests import check_limits
@@ -24,6 +25,8 @@ from tauscope_serving.bodies import described_body, read_body
 from tauscope_serving.compute import ComputeLoop
 from tauscope_serving.disconnect import until_disconnect
 from tauscope_serving.errors import request_id
+from tauscope_serving.gpu_memory import GpuMeter, no_gpu, publish_gpu_memory
+from tauscope_serving.loop_metrics import publish_loop
 from tauscope_serving.metrics import ServiceMetrics
 from tauscope_serving.packing import fair_pack
 from tauscope_serving.service import Access, create_service, note
@@ -59,6 +62,7 @@ class DrafterService:
         roots: folders that `POST /drafters` may load from; empty forbids it.
         access: keys and quotas.
         drain_s: how long drafts in flight may go on once the service stops.
+        gpu_memory: tells the memory of the device against its cap.
     """
 
     engine: DraftingEngine
@@ -68,6 +72,7 @@ class DrafterService:
     roots: tuple[Path, ...] = ()
     access: Access = field(default_factory=Access)
     drain_s: float = 30.0
+    gpu_memory: GpuMeter = no_gpu
 
 
 def create_app(service: DrafterService) -> FastAPI:
@@ -100,7 +105,12 @@ def create_app(service: DrafterService) -> FastAPI:
         lambda: service.states.num_reads("mapped")
     )
     metrics.gauge("contexts_http", "Handles read over HTTP").set_function(lambda: service.states.num_reads("http"))
-    anchors_drafted = metrics.counter("anchors", "Anchors drafted, by drafter", ("drafter",))
+    publish_loop(metrics, loop, cost="tokens")
+    publish_gpu_memory(metrics, service.gpu_memory)
+    metrics.counts("context_hits", "Drafts whose fused context was kept", lambda: engine.context_counts.hits)
+    metrics.counts("context_misses", "Drafts whose states had to be read", lambda: engine.context_counts.misses)
+    metrics.gauge("context_bytes", "Memory of fused contexts").set_function(lambda: engine.context_counts.nbytes)
+    drafts = DrafterMetrics(metrics)
     app = create_service(
         "tauscope drafter",
         version=service.version,
@@ -136,8 +146,7 @@ def create_app(service: DrafterService) -> FastAPI:
         )
         result, anchors = await until_disconnect(request, work)
         metrics.tokens.labels(caller.name).inc(len(asked.token_ids))
-        anchors_drafted.labels(lease.card.name).inc(len(anchors))
-        metrics.observe_stages(result.timing_ms)
+        drafts.observe(lease.card.name, len(anchors), result.timing_ms)
         body = draft_answer(engine.numerics(card), card, anchors, result, conditions_of(asked.conditions))
         service.access.quotas.charge_bytes(caller, body.nbytes)
         metrics.answer_bytes.labels(caller.name).inc(body.nbytes)
@@ -167,6 +176,8 @@ def create_app(service: DrafterService) -> FastAPI:
             sampling=sampling,
         )
         result, anchors = await until_disconnect(request, work)
+        metrics.tokens.labels(caller.name).inc(len(asked.token_ids))
+        drafts.observe(lease.card.name, len(anchors), result.timing_ms)
         note(request, drafter=lease.card.name, anchors=len(anchors), **result.timing_ms)
         return acceptance_answer(lease.card, engine.numerics(lease.card), anchors, result)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tauscope_drafter.contract import DraftJob
+from tauscope_drafter.contract import ContextCounts, DraftJob
 from tauscope_drafter.sequence import Ids, check_sequence
 
 
@@ -63,6 +63,13 @@ class ContextCache:
         self._used = 0
         self._entries: OrderedDict[tuple[object, str], CachedContext] = OrderedDict()
         self._lock = threading.Lock()
+        self._hits = 0
+        self._misses = 0
+
+    @property
+    def counts(self) -> ContextCounts:
+        """How often contexts were at hand so far."""
+        return ContextCounts(self._hits, self._misses, self._used)
 
     @property
     def used_bytes(self) -> int:
@@ -74,7 +81,9 @@ class ContextCache:
         with self._lock:
             entry = self._entries.get((owner, key))
             if entry is None or entry.num_rows < num_rows:
+                self._misses += 1
                 return None
+            self._hits += 1
             self._entries.move_to_end((owner, key))
             return entry
 

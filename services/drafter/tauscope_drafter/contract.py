@@ -64,6 +64,20 @@ class Sampling(NamedTuple):
     top_p: float = 1.0
 
 
+class ContextCounts(NamedTuple):
+    """Use of the fused contexts that are kept.
+
+    Attributes:
+        hits: requests whose context was at hand.
+        misses: requests whose states had to be read.
+        nbytes: memory of all contexts kept.
+    """
+
+    hits: int
+    misses: int
+    nbytes: int
+
+
 class Lease(Protocol):
     """A loaded drafter, kept alive for one request whatever happens to its name."""
 
@@ -178,6 +192,11 @@ class DraftingEngine(Protocol):
 
     def numerics(self, card: DrafterCard | None = None) -> Numerics:
         """Fingerprint of the service, or of the answers of one drafter."""
+        ...
+
+    @property
+    def context_counts(self) -> ContextCounts:
+        """Use of the fused contexts so far."""
         ...
 
     def target_model(self) -> ModelInfo | None:

@@ -17,7 +17,7 @@ from tauscope_drafter.cards import card_of
 from tauscope_drafter.checkpoint.options import LoadOptions
 from tauscope_drafter.confinement import confined
 from tauscope_drafter.context_cache import CachedContext, ContextCache
-from tauscope_drafter.contract import DraftJob, DraftResult, ProbeSource, StatesArray
+from tauscope_drafter.contract import ContextCounts, DraftJob, DraftResult, ProbeSource, StatesArray
 from tauscope_drafter.expected import Judge
 from tauscope_drafter.families.family import Drafts, Network
 from tauscope_drafter.fingerprint import fingerprint
@@ -228,6 +228,11 @@ class Engine:
     def numerics(self, card: DrafterCard | None = None) -> Numerics:
         """Fingerprint of the arithmetic here."""
         return fingerprint(self.place, "" if card is None else f"sha256:{card.sha256}")
+
+    @property
+    def context_counts(self) -> ContextCounts:
+        """Use of the fused contexts so far."""
+        return self._cache.counts
 
     def target_model(self) -> ModelInfo | None:
         """The target whose weights are shared."""

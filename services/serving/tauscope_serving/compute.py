@@ -44,6 +44,7 @@ class ComputeLoop(Generic[J, R]):
         max_queued: tickets that may wait; one more is refused with `queue_full`.
         gather_s: how long the oldest ticket may wait for company.
         gather_cost: waiting cost at which a pass starts at once; 0 never waits.
+        on_pass: told the cost of each pass when it is done; called on the compute thread.
         clock: monotonic seconds.
         name: of the thread.
     """
@@ -56,6 +57,7 @@ class ComputeLoop(Generic[J, R]):
         max_queued: int,
         gather_s: float = 0.0,
         gather_cost: int = 0,
+        on_pass: Callable[[int], None] = lambda cost: None,
         clock: Callable[[], float] = time.monotonic,
         name: str = "compute",
     ) -> None:
@@ -64,6 +66,7 @@ class ComputeLoop(Generic[J, R]):
         self._max_queued = max_queued
         self._gather_s = gather_s
         self._gather_cost = gather_cost
+        self._on_pass = on_pass
         self._clock = clock
         self._changed = threading.Condition()
         self._waiting: list[Ticket[J, R]] = []
@@ -234,6 +237,7 @@ class ComputeLoop(Generic[J, R]):
             self._passes += 1
             self._failed += failed
             self._consecutive = self._consecutive + 1 if failed else 0
+        self._on_pass(sum(t.cost for t in tickets))
         for ticket, result in zip(tickets, results, strict=True):
             if isinstance(result, BaseException):
                 fail(ticket, nameless(result))

@@ -1,10 +1,14 @@
 """Prometheus metrics that both services have; each service adds its own to the same registry."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 SECONDS_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+TOKENS_BUCKETS = tuple(float(1 << power) for power in range(4, 18))
+"""16 to 131,072: from one short prompt to the longest sequence of a pass."""
 
 
 class ServiceMetrics:
@@ -62,8 +66,27 @@ class ServiceMetrics:
         """A counter `<prefix>_<name>` in this registry."""
         return Counter(f"{self.prefix}_{name}", help_text, labels, registry=self.registry)
 
+    def counts(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        """A counter `<prefix>_<name>` that somebody else keeps, read when metrics are scraped."""
+        self.registry.register(_KeptElsewhere(f"{self.prefix}_{name}", help_text, read))
+
     def histogram(
         self, name: str, help_text: str, *, labels: tuple[str, ...] = (), buckets: tuple[float, ...]
     ) -> Histogram:
         """A histogram `<prefix>_<name>` in this registry."""
         return Histogram(f"{self.prefix}_{name}", help_text, labels, buckets=buckets, registry=self.registry)
+
+
+class _KeptElsewhere(Collector):
+    """A counter whose number an object of the service keeps."""
+
+    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        self._name, self._help, self._read = name, help_text, read
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        """Its name, asked for at registration, before anything counts."""
+        yield CounterMetricFamily(self._name, self._help)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The number now."""
+        yield CounterMetricFamily(self._name, self._help, value=self._read())

@@ -10,7 +10,9 @@ from fastapi import FastAPI
 
 from tauscope_serving.access import Reader
 from tauscope_serving.compute import ComputeLoop
-from tauscope_serving.metrics import ServiceMetrics
+from tauscope_serving.gpu_memory import GpuMeter, no_gpu, publish_gpu_memory
+from tauscope_serving.loop_metrics import publish_loop
+from tauscope_serving.metrics import TOKENS_BUCKETS, ServiceMetrics
 from tauscope_serving.packing import fair_pack
 from tauscope_serving.service import Access, create_service
 from tauscope_target.file_route import FileRoute
@@ -37,6 +39,7 @@ def create_app(
     *,
     access: Access | None = None,
     secret: bytes | None = None,
+    gpu_memory: GpuMeter = no_gpu,
 ) -> FastAPI:
     """The application; its lifespan owns the compute thread.
 
@@ -47,6 +50,7 @@ def create_app(
         access: keys and quotas; open by default.
         secret: keys the handles; by default that of the spill directory, or a new one, so that handles of an earlier
             process are unknown.
+        gpu_memory: tells the memory of the device against its cap.
 
     Raises:
         RequestError: the spill directory or the store's folder cannot be used.
@@ -54,12 +58,14 @@ def create_app(
     access = access or Access()
     metrics = ServiceMetrics("tauscope_target")
     pass_tokens = settings.pass_tokens or engine.facts.pass_tokens
+    tokens_of_passes = metrics.histogram("pass_tokens", "Tokens of a pass, without padding", buckets=TOKENS_BUCKETS)
     loop: ComputeLoop[Job, Result] = ComputeLoop(
         engine.execute,
         pack=fair_pack(max_cost=pass_tokens, max_jobs=settings.max_batch),
         max_queued=settings.limits.max_queued,
         gather_s=settings.max_wait_s,
         gather_cost=settings.gather_tokens,
+        on_pass=tokens_of_passes.observe,
     )
     spill = None
     if settings.spill_dir is not None:
@@ -77,7 +83,11 @@ def create_app(
         quotas=access.quotas,
         secret=secret if secret is not None else secrets.token_bytes(32),
     )
-    _add_gauges(metrics, loop, store)
+    publish_loop(metrics, loop, cost="tokens")
+    publish_gpu_memory(metrics, gpu_memory)
+    _publish_store(metrics, store)
+    full = metrics.gauge("spill_full", "1 while the disk of the spill directory takes no new handles")
+    full.set_function(lambda: 0 if spill is None else spill.problem() is not None)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -95,6 +105,8 @@ def create_app(
             reasons.append(f"a pass has run for {state.busy_s:.0f} s, more than {settings.stuck_s:g} s")
         if state.consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
             reasons.append(f"the last {state.consecutive_failures} passes failed; see the log")
+        if spill is not None and (problem := spill.problem()) is not None:
+            reasons.append(problem)
         return reasons
 
     version = metadata.version("tauscope")
@@ -134,13 +146,15 @@ def create_app(
     return app
 
 
-def _add_gauges(metrics: ServiceMetrics, loop: ComputeLoop[Job, Result], store: HandleStore) -> None:
-    """Queue, passes and store, read when metrics are scraped."""
-    metrics.gauge("queued_requests", "Requests that wait for a pass").set_function(lambda: loop.state().queued)
-    metrics.gauge("queued_tokens", "Tokens that wait for a pass").set_function(lambda: loop.state().queued_cost)
-    metrics.gauge("passes", "Passes since the start").set_function(lambda: loop.state().passes)
-    metrics.gauge("failed_passes", "Passes in which every job failed").set_function(lambda: loop.state().failed_passes)
-    metrics.gauge("pass_busy_seconds", "How long the running pass has run").set_function(lambda: loop.state().busy_s)
+def _publish_store(metrics: ServiceMetrics, store: HandleStore) -> None:
+    """The store, read when metrics are scraped."""
     metrics.gauge("store_bytes", "Bytes of stored states").set_function(lambda: store.facts()["bytes"])
     metrics.gauge("store_entries", "Stored handles").set_function(lambda: store.facts()["entries"])
     metrics.gauge("store_leases", "Files of handles named to readers").set_function(lambda: store.facts()["leases"])
+    metrics.gauge("spill_bytes", "Bytes of files in the spill directory").set_function(
+        lambda: store.facts().get("spill_bytes", 0)
+    )
+    metrics.counts("store_hits", "Requests whose states were stored", lambda: store.facts()["hits"])
+    metrics.counts("store_misses", "Requests whose states were not stored", lambda: store.facts()["misses"])
+    metrics.counts("store_evicted", "Handles that gave way to newer ones", lambda: store.facts()["evicted"])
+    metrics.counts("store_expired", "Handles older than the time to live", lambda: store.facts()["expired"])

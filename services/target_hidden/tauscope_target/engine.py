@@ -80,6 +80,12 @@ class TorchEngine:
             raise UnavailableError("the service is still starting", ErrorCode.NOT_READY)
         return self._facts
 
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Those that hold weights or activations."""
+        held = (weight.device for weight in self.parts.anatomy.model.parameters())
+        return tuple(dict.fromkeys([self.parts.device, *held]))
+
     def execute(self, jobs: Sequence[Job]) -> Sequence[Result | BaseException]:
         """Run one pass of hidden-state jobs together, then generations one by one.
 

@@ -180,8 +180,8 @@ class HiddenRoutes:
             raise InternalError(f"a hidden-states job gave {type(result).__name__}")
         pass_ms = result.timing_ms["pass"]
         timing = {"queue": max(0.0, total_ms - pass_ms), "pass": pass_ms, "pass_tokens": float(result.pass_tokens)}
-        parts.metrics.observe_stages(timing)
         keep = body.return_ != "inline"
+        begun = time.perf_counter()
         if keep:
             entry = await asyncio.to_thread(
                 stored,
@@ -200,6 +200,8 @@ class HiddenRoutes:
             )
         if keep:
             await asyncio.to_thread(parts.store.put, handle, entry, owner_bytes=caller.quota.store_bytes)
+            timing["store"] = (time.perf_counter() - begun) * 1e3
+        parts.metrics.observe_stages(timing)
         entry.pins += 1  # last, with nothing awaited after it: a caller who leaves cannot leave a pin behind
         return _Outcome(job, handle, entry, timing_ms=timing)
 

@@ -1,13 +1,12 @@
 """Chooses how weights are held (resident, streamed, cpu) and builds the parts of an engine accordingly."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
+from tauscope_serving.gpu_memory import process_bytes
 from tauscope_target.anatomy import Anatomy
 from tauscope_target.arithmetic import available_memory
 from tauscope_target.duty import SHARED_DUTY, Duty
@@ -92,18 +91,7 @@ def measure(device: torch.device) -> MemoryFacts:
 
 def process_memory(device: torch.device) -> int | None:
     """Device memory of this process as the driver reports it; None where it does not (other process ids inside)."""
-    try:
-        pynvml: Any = import_module("pynvml")
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
-        found = [p for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid == os.getpid()]
-    except (pynvml.NVMLError, AttributeError):
-        return None
-    return int(found[0].usedGpuMemory) if found and found[0].usedGpuMemory else None
+    return process_bytes(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def decide(sizes: ModelSizes, request: ModeRequest, memory: MemoryFacts) -> ModeDecision:

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 from tauscope_target.checkpoint import read_header, read_metadata
+from tauscope_target.disk_room import has_room
 from tauscope_target.stored import StoredStates
 from tauscope_target.tensor_file import TEMPORARY_SUFFIX, file_bytes, map_tensor, write_tensors
 from tauscope_wire.checksums import digest_of
@@ -38,6 +39,13 @@ SECRET_BYTES = 32
 class _File:
     created: float
     nbytes: int
+
+
+class _Refused(NamedTuple):
+    """The last file that the disk did not take."""
+
+    nbytes: int
+    reason: str
 
 
 class SpillDirectory:
@@ -62,6 +70,7 @@ class SpillDirectory:
         self._files: dict[str, _File] = {}
         self._bytes = 0
         self._verified: set[str] = set()
+        self._refused: _Refused | None = None
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.secret = self._secret()
@@ -76,6 +85,16 @@ class SpillDirectory:
 
     def __len__(self) -> int:
         return len(self._files)
+
+    def problem(self) -> str | None:
+        """Why new handles cannot be kept, or None; looks at the disk only after it has refused a file."""
+        refused = self._refused
+        if refused is None:
+            return None
+        if has_room(self._path, refused.nbytes):
+            self._refused = None
+            return None
+        return f"the spill directory could not take {refused.nbytes} bytes: {refused.reason}"
 
     def write(self, handle: str, entry: StoredStates) -> None:
         """Keep an entry; when this returns it survives the process and a power failure.
@@ -95,10 +114,12 @@ class SpillDirectory:
             except FileNotFoundError:  # another process that shares the folder has just started and tidied up
                 write_tensors(self._file(handle), arrays, metadata)
         except OSError as error:
+            self._refused = _Refused(nbytes, error.strerror or type(error).__name__)
             raise UnavailableError(
                 f"the spill directory cannot take {nbytes} bytes: {error.strerror}", ErrorCode.STORE_FULL
             ) from None
         with self._lock:
+            self._refused = None
             self._forget(handle)
             self._files[handle] = _File(created, nbytes)
             self._bytes += nbytes

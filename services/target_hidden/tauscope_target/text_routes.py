@@ -105,6 +105,8 @@ class TextRoutes:
             text = await asyncio.to_thread(parts.tokens.decode, result.token_ids, skip_special_tokens=False)
         busy_ms = sum(result.timing_ms.values())
         queue_ms = max(0.0, (time.perf_counter() - begun) * 1e3 - busy_ms)
+        timing_ms = {"queue": queue_ms, **result.timing_ms}
+        parts.metrics.observe_stages(timing_ms)
         return GenerateAnswer(
             prompt_token_ids=np.asarray(ids).tolist(),
             token_ids=result.token_ids,
@@ -112,7 +114,7 @@ class TextRoutes:
             tail_token_ids=result.tail_token_ids,
             finish_reason=result.finish_reason,
             numerics=facts.numerics,
-            timing_ms={"queue": queue_ms, **result.timing_ms},
+            timing_ms=timing_ms,
         )
 
     async def _in_slices(self, job: GenerateJob, caller: str, deadline_s: float) -> GenerateResult:

@@ -105,6 +105,7 @@ def serve_command(
     from tauscope_drafter.commands.devices import choose_device, choose_dtype
     from tauscope_drafter.commands.gpu_cap import place_on_gpu
     from tauscope_drafter.engine import Engine
+    from tauscope_drafter.gpu_meter import gpu_meter
     from tauscope_drafter.loading import open_place
     from tauscope_drafter.states import StatesSource
     from tauscope_serving.keys import Keyring
@@ -138,9 +139,10 @@ def serve_command(
     set_up_logs(log_level)
     with closing(bind(settings)) as listener:
         where = choose_device(device)
+        gpu_bytes = _bytes(gpu_memory, None)
         placed = None
-        if gpu_memory is not None and where.type == "cuda":
-            placed = place_on_gpu(drafters, target_model, parse_bytes(gpu_memory), where)
+        if gpu_bytes is not None and where.type == "cuda":
+            placed = place_on_gpu(drafters, target_model, gpu_bytes, where)
             typer.echo(f"weights: {placed.mode}, about {placed.gpu_bytes / 1e9:.2f} GB of the device", err=True)
         place = open_place(
             where,
@@ -176,6 +178,7 @@ def serve_command(
             roots=tuple(root or ()),
             access=Access(keyring=Keyring(keys)),
             drain_s=settings.drain_s,
+            gpu_memory=gpu_meter(where, cap_bytes=gpu_bytes),
         )
         url = url_of(listener, tls=tls_cert is not None)
         serve(

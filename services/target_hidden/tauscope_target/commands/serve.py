@@ -105,6 +105,7 @@ def serve_command(
     from tauscope_serving.service import Access
     from tauscope_serving.settings import ServingSettings
     from tauscope_target.app import create_app
+    from tauscope_target.gpu_meter import gpu_meter
     from tauscope_target.modes import ModeRequest
     from tauscope_target.settings import DEFAULT_LIMITS, TargetSettings
     from tauscope_target.startup import EngineSettings, start_engine
@@ -128,6 +129,7 @@ def serve_command(
             }
         ),
     )
+    gpu_bytes = None if gpu_memory is None else parse_bytes(gpu_memory)
     store_bytes, spill_bytes = parse_bytes(store_memory), parse_bytes(spill_space)
     check_exposure(serving)
     set_up_logs(log_level)
@@ -146,7 +148,7 @@ def serve_command(
                 options=tuple(option or ()),
                 mode=ModeRequest(
                     weights=weights,
-                    gpu_memory=None if gpu_memory is None else parse_bytes(gpu_memory),
+                    gpu_memory=gpu_bytes,
                     pass_tokens=pass_tokens,
                     chunk_tokens=chunk_tokens,
                     max_duty=max_duty,
@@ -175,7 +177,13 @@ def serve_command(
         )
         url = url_of(listener, tls=tls_cert is not None)
         serve(
-            create_app(engine, tokens, settings, access=Access(keyring=Keyring(keys))),
+            create_app(
+                engine,
+                tokens,
+                settings,
+                access=Access(keyring=Keyring(keys)),
+                gpu_memory=gpu_meter(engine.devices, cap_bytes=gpu_bytes),
+            ),
             serving,
             listener=listener,
             started=lambda: say(f"tauscope-target is ready at {url}"),
