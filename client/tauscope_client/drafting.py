@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tauscope_client.drafter import DrafterClient
+from tauscope_client.kept import KeptStates
 from tauscope_client.metrics import WideRows
 from tauscope_client.references.record import Reference
 from tauscope_client.references.retries import Retries
@@ -21,7 +22,6 @@ from tauscope_wire.messages import (
     DrafterCard,
     DraftRequest,
     HiddenByHandle,
-    HiddenReceipt,
     HiddenRequest,
     LogitsRequest,
 )
@@ -76,7 +76,7 @@ class Draftsman:
         taps = sorted({tap for card in cards for tap in card.taps})
         return TextJob(reference, lambda: self._hidden(reference, taps), self._draft, self._rows)
 
-    def _hidden(self, reference: Reference, taps: list[int]) -> HiddenReceipt:
+    def _hidden(self, reference: Reference, taps: list[int]) -> KeptStates:
         logits = LogitsRequest(top_k=TARGET_TOP_K, next_token=True) if self._plan.with_logits else None
         request = HiddenRequest(
             token_ids=reference.token_ids(),
@@ -87,12 +87,12 @@ class Draftsman:
         )
         return self._retries.run(lambda: self._target.hidden_handle(request))
 
-    def _draft(self, reference: Reference, card: DrafterCard, receipt: HiddenReceipt) -> Drafts:
+    def _draft(self, reference: Reference, card: DrafterCard, kept: KeptStates) -> Drafts:
         start, total = len(reference.prompt_ids), len(reference.prompt_ids) + len(reference.response_ids)
         anchors = list(range(start, total - 1))
         size = self._plan.max_anchors or _NO_LIMIT
         parts = [
-            self._ask(reference, card, receipt, anchors[at : at + size], self._plan.top_k)
+            self._ask(reference, card, kept, anchors[at : at + size], self._plan.top_k)
             for at in range(0, len(anchors), size)
         ]
         found = [position for part in parts for position in part.anchors.tolist()]
@@ -107,8 +107,8 @@ class Draftsman:
             "drafter_sha256": card.sha256,
             "prompt_sha256": reference.prompt_sha256,
             "num_tokens": total,
-            "hidden_digest": receipt.digest,
-            "dtype": receipt.dtype,
+            "hidden_digest": kept.digest,
+            "dtype": kept.dtype,
             "warnings": sorted({warning for part in parts for warning in part.drafter.warnings}),
             "timing_ms": _added([part.timing_ms for part in parts]),
         }
@@ -130,11 +130,11 @@ class Draftsman:
         )
 
     def _rows(
-        self, reference: Reference, card: DrafterCard, receipt: HiddenReceipt, anchors: list[int], top_k: int
+        self, reference: Reference, card: DrafterCard, kept: KeptStates, anchors: list[int], top_k: int
     ) -> WideRows:
         size = self._plan.max_anchors or _NO_LIMIT
         parts = [
-            self._ask(reference, card, receipt, anchors[at : at + size], top_k) for at in range(0, len(anchors), size)
+            self._ask(reference, card, kept, anchors[at : at + size], top_k) for at in range(0, len(anchors), size)
         ]
         return WideRows(
             anchors=np.concatenate([part.anchors for part in parts]),
@@ -143,12 +143,12 @@ class Draftsman:
         )
 
     def _ask(
-        self, reference: Reference, card: DrafterCard, receipt: HiddenReceipt, anchors: list[int], top_k: int
+        self, reference: Reference, card: DrafterCard, kept: KeptStates, anchors: list[int], top_k: int
     ) -> DraftAnswer:
         is_all = len(anchors) == len(reference.response_ids) - 1
         request = DraftRequest(
             drafter=card.name,
-            hidden=HiddenByHandle(handle=receipt.handle),
+            hidden=HiddenByHandle(handle=kept.handle),
             token_ids=reference.token_ids(),
             response_start=len(reference.prompt_ids),
             anchors="response" if is_all else anchors,
@@ -167,16 +167,16 @@ class TextJob:
     def __init__(
         self,
         reference: Reference,
-        hidden: Callable[[], HiddenReceipt],
-        draft: Callable[[Reference, DrafterCard, HiddenReceipt], Drafts],
-        rows: Callable[[Reference, DrafterCard, HiddenReceipt, list[int], int], WideRows],
+        hidden: Callable[[], KeptStates],
+        draft: Callable[[Reference, DrafterCard, KeptStates], Drafts],
+        rows: Callable[[Reference, DrafterCard, KeptStates, list[int], int], WideRows],
     ) -> None:
         """Nothing is sent yet."""
         self._reference = reference
         self._hidden = hidden
         self._draft_with = draft
         self._rows_with = rows
-        self._receipt: HiddenReceipt | None = None
+        self._kept: KeptStates | None = None
         self._num_recomputed = 0
 
     @property
@@ -184,15 +184,15 @@ class TextJob:
         """How often the states had vanished."""
         return self._num_recomputed
 
-    def receipt(self) -> HiddenReceipt:
-        """The states' receipt.
+    def receipt(self) -> KeptStates:
+        """Where the states are kept.
 
         Raises:
             TauscopeError: the target service's refusal.
         """
-        if self._receipt is None:
-            self._receipt = self._hidden()
-        return self._receipt
+        if self._kept is None:
+            self._kept = self._hidden()
+        return self._kept
 
     def draft(self, card: DrafterCard) -> Drafts:
         """Draft at every response position.
@@ -201,18 +201,18 @@ class TextJob:
             GoneError: the states vanish faster than they can be used.
             TauscopeError: a service's refusal.
         """
-        return self._with_states(lambda receipt: self._draft_with(self._reference, card, receipt))
+        return self._with_states(lambda kept: self._draft_with(self._reference, card, kept))
 
     def rows(self, card: DrafterCard, anchors: Sequence[int], *, top_k: int) -> WideRows:
         """Draft at some positions, with more candidates; errors as `draft`."""
-        return self._with_states(lambda receipt: self._rows_with(self._reference, card, receipt, list(anchors), top_k))
+        return self._with_states(lambda kept: self._rows_with(self._reference, card, kept, list(anchors), top_k))
 
-    def _with_states(self, work: Callable[[HiddenReceipt], T]) -> T:
+    def _with_states(self, work: Callable[[KeptStates], T]) -> T:
         while True:
             try:
                 return work(self.receipt())
             except GoneError as error:
-                self._receipt = None
+                self._kept = None
                 self._num_recomputed += 1
                 if self._num_recomputed > MAX_RECOMPUTES:
                     raise GoneError(
@@ -224,25 +224,25 @@ class TextJob:
 
     def target_view(self) -> TargetView | None:
         """The target's own choices over the response, None when its head was not asked."""
-        receipt = self.receipt()
-        if receipt.logits is None:
+        kept = self.receipt()
+        if kept.logits is None:
             return None
         start = len(self._reference.prompt_ids)
         rows = slice(start - 1, start - 1 + len(self._reference.response_ids))
-        logits = receipt.logits
-        following = np.asarray(logits["next_logprobs"], np.float32)
+        logits, following = kept.logits, kept.logits.next_logprobs
+        assert following is not None  # asked for, and the reader compares
         return TargetView(
-            argmax_ids=np.asarray(logits["argmax_ids"], np.int32)[rows],
-            top_ids=np.asarray(logits["top_ids"], np.int32)[rows],
-            top_logprobs=np.asarray(logits["top_logprobs"], np.float32)[rows],
+            argmax_ids=logits.argmax_ids[rows],
+            top_ids=logits.top_ids[rows],
+            top_logprobs=logits.top_logprobs[rows],
             response_logprobs=following[rows],
             facts={
                 "turn_id": self._reference.id,
                 "prompt_sha256": self._reference.prompt_sha256,
-                "digest": receipt.digest,
-                "vocab_size": receipt.model.vocab_size,
+                "digest": kept.digest,
+                "vocab_size": kept.model.vocab_size,
                 "prompt_mean_logprob": float(following[: start - 1].mean()) if start > 1 else None,
-                "timing_ms": receipt.timing_ms,
+                "timing_ms": kept.timing_ms,
             },
         )
 

@@ -6,6 +6,7 @@ from threading import Lock
 
 from pydantic import BaseModel, ConfigDict
 
+from tauscope_client.kept import KeptStates
 from tauscope_wire.connection import Connection
 from tauscope_wire.errors import ErrorCode, MismatchError
 from tauscope_wire.expectations import HiddenExpectation
@@ -96,10 +97,16 @@ class TargetClient:
         """`POST /generate`."""
         return self._connection.post_json("/generate", request, GenerateAnswer)
 
-    def hidden_handle(self, request: HiddenRequest) -> HiddenReceipt:
-        """`POST /hidden_states` with `return: handle`: the states stay at the service."""
+    def hidden_handle(self, request: HiddenRequest) -> KeptStates:
+        """`POST /hidden_states` with `return: handle`: the states stay at the service, only a summary comes along.
+
+        Raises:
+            WireError: a summary that breaks SPEC.md.
+        """
         by_handle = request.model_copy(update={"return_": "handle"})
-        return self._connection.post_json("/hidden_states", by_handle, HiddenReceipt)
+        if request.logits is None:
+            return KeptStates.of_receipt(self._connection.post_json("/hidden_states", by_handle, HiddenReceipt))
+        return KeptStates.of_answer(self.hidden(by_handle))
 
     def hidden(self, request: HiddenRequest) -> HiddenAnswer:
         """`POST /hidden_states` with the tensors in the answer.

@@ -296,7 +296,7 @@ class GenerateAnswer(Answer):
 
 
 class HiddenReceipt(Answer):
-    """JSON answer of `POST /hidden_states` with `return: handle`, and of `HEAD`-like look-ups: all but the tensors."""
+    """JSON answer of `POST /hidden_states` with `return: handle` and without `logits`: where the states are."""
 
     schema_: str = Field(default=HIDDEN_SCHEMA, alias="schema")
     request_id: str
@@ -311,7 +311,6 @@ class HiddenReceipt(Answer):
     handle: str
     digest: str
     cached: bool = False
-    logits: dict[str, Any] | None = None
     timing_ms: dict[str, float] = Field(default_factory=dict)
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, protected_namespaces=())

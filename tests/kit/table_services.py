@@ -184,10 +184,12 @@ def target_app(
             "handle": handle,
             "timing_ms": {"forward": 1.0},
         }
+        logits = _logits(judge, ids, body)
+        if body["return"] == "handle" and logits is None:
+            return JSONResponse(head | {"num_tokens": len(ids), "digest": "d" * 32})
         if body["return"] == "handle":
-            return JSONResponse(
-                head | {"num_tokens": len(ids), "digest": "d" * 32, "logits": _logits(judge, ids, body)}
-            )
+            fields = head | {"token_ids": np.asarray(ids, "<i4").tobytes(), "chunks": [], "digest": "d" * 32}
+            return _packed(fields | {"logits": logits, "end": True})
         dtype = ml_dtypes.bfloat16 if body["dtype"] == "bfloat16" else "<f4"
         states = np.arange(1, 1 + np.prod(head["shape"])).reshape(head["shape"]).astype(dtype)
         chunk = {
@@ -198,9 +200,13 @@ def target_app(
         }
         fields = head | {"handle": None, "token_ids": np.asarray(ids, "<i4").tobytes(), "chunks": [chunk]}
         fields |= {"digest": _hash(states.tobytes()), "logits": None, "end": True}
-        return Response(msgpack.packb({name: fields[name] for name in HIDDEN_FIELDS}), media_type="application/msgpack")
+        return _packed(fields)
 
     return app
+
+
+def _packed(fields: dict[str, Any]) -> Response:
+    return Response(msgpack.packb({name: fields[name] for name in HIDDEN_FIELDS}), media_type="application/msgpack")
 
 
 def _hash(*buffers: bytes) -> str:
@@ -214,12 +220,13 @@ def _logits(judge: TableModel, ids: list[int], body: dict[str, Any]) -> dict[str
     second = [(choice + 1) % VOCAB_SIZE for choice in choices]
     following = [-0.1 if choice == ids[i + 1] else -4.0 for i, choice in enumerate(choices[:-1])]
     top = [[a, b] for a, b in zip(choices, second, strict=True)]
-    return {
-        "argmax_ids": choices,
-        "top_ids": top,
-        "top_logprobs": [[-0.1, -3.0]] * len(ids),
-        "next_logprobs": following,
+    bins = {
+        "argmax_ids": np.asarray(choices, "<i4").tobytes(),
+        "top_ids": np.asarray(top, "<i4").tobytes(),
+        "top_logprobs": np.asarray([[-0.1, -3.0]] * len(ids), "<f4").tobytes(),
+        "next_logprobs": np.asarray(following, "<f4").tobytes(),
     }
+    return {"top_k": 2} | bins | {"xxh3_128": _hash(*bins.values())}
 
 
 def right_draft(salt: int, anchor: int, column: int) -> bool:

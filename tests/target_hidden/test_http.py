@@ -1,6 +1,7 @@
 """The target service over real HTTP, through the client's own connection."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tauscope_wire.errors import (
     TauscopeError,
     TooLargeError,
 )
+from tauscope_wire.expectations import HiddenExpectation
 from tauscope_wire.messages import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -166,16 +168,25 @@ def test_last_asks_for_one_position(service: Connection) -> None:
     np.testing.assert_array_equal(last.states, whole.states[:, 39:])
 
 
-def test_logits_come_with_the_answer_and_with_the_receipt(service: Connection) -> None:
+def test_logits_come_with_the_states_or_alone_with_the_handle_and_never_as_lists(service: Connection, url: str) -> None:
     logits = LogitsRequest(top_k=3)
     answer = hidden(service, layers=[1], logits=logits)
     assert answer.logits is not None
     assert answer.logits.next_logprobs is not None
-    kept = receipt(service, layers=[1], logits=logits)
-    assert kept.logits is not None
-    assert kept.logits["argmax_ids"] == answer.logits.argmax_ids.tolist()
-    assert kept.logits["top_ids"] == answer.logits.top_ids.tolist()
-    np.testing.assert_array_equal(np.float32(kept.logits["next_logprobs"]), answer.logits.next_logprobs)
+    request = HiddenRequest(token_ids=IDS, layers=[1], logits=logits, return_="handle")
+    read = partial(read_hidden, expect=HiddenExpectation.of_request(request))
+    for _ in range(2):  # computed, then found
+        kept = service.post_tensors("/hidden_states", request, read)
+        assert kept.states is None and kept.logits is not None and kept.handle is not None
+        for name in ("argmax_ids", "top_ids", "top_logprobs", "next_logprobs"):
+            np.testing.assert_array_equal(getattr(kept.logits, name), getattr(answer.logits, name))
+    fetched = service.get_tensors(f"/hidden_states/{kept.handle}", None, read_hidden)
+    assert fetched.digest == kept.digest
+    raw = httpx.post(f"{url}/hidden_states", json={"token_ids": IDS, "layers": [1], "logits": {}, "return": "handle"})
+    assert raw.headers["content-type"] == "application/msgpack"
+    assert msgpack.unpackb(raw.content)["chunks"] == []
+    plain = httpx.post(f"{url}/hidden_states", json={"token_ids": IDS, "layers": [1], "return": "handle"})
+    assert "logits" not in plain.json()
 
 
 def test_text_and_messages_give_the_states_of_their_ids(service: Connection) -> None:

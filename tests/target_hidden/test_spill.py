@@ -23,7 +23,7 @@ from tauscope_target.store import HandleStore
 from tauscope_target.stored import StoredStates, stored
 from tauscope_wire.connection import Connection
 from tauscope_wire.errors import ErrorCode, GoneError, RequestError, UnavailableError
-from tauscope_wire.messages import HiddenReceipt, HiddenRequest, LogitsRequest
+from tauscope_wire.messages import HiddenRequest, LogitsRequest
 from tauscope_wire.reader import read_hidden
 from tauscope_wire.tensors import LogitsSummary
 
@@ -213,12 +213,14 @@ def test_a_restarted_service_finds_its_handles_again(start: Start, tmp_path: Pat
         token_ids=random_ids(12).tolist(), layers=[1, 3], return_="handle", logits=LogitsRequest(top_k=2)
     )
     with running(create_app(start("llama"), None, settings)) as url, Connection(url) as service:
-        first = service.post_json("/hidden_states", request, HiddenReceipt)
+        first = service.post_tensors("/hidden_states", request, read_hidden)
         before = service.get_tensors(f"/hidden_states/{first.handle}", None, read_hidden)
     with running(create_app(start("llama"), None, settings)) as url, Connection(url) as service:
         after = service.get_tensors(f"/hidden_states/{first.handle}", {"planes": "3"}, read_hidden)
-        again = service.post_json("/hidden_states", request, HiddenReceipt)
+        again = service.post_tensors("/hidden_states", request, read_hidden)
     assert before.states is not None
     np.testing.assert_array_equal(after.states, before.states[1:])
-    assert again.cached
-    assert again.logits == first.logits
+    assert (again.handle, again.digest, again.states) == (first.handle, first.digest, None)
+    assert first.timing_ms and not again.timing_ms  # found, not computed
+    assert again.logits is not None and first.logits is not None
+    np.testing.assert_array_equal(again.logits.top_logprobs, first.logits.top_logprobs)

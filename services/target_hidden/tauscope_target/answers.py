@@ -26,8 +26,9 @@ def body_of(
     requested: Mapping[str, Any],
     handle: str | None,
     timing_ms: Mapping[str, float],
+    with_data: bool = True,
 ) -> Body:
-    """The msgpack answer with all of an entry's states; payloads alias the entry."""
+    """The msgpack answer with all of an entry's states, or with everything but them; payloads alias the entry."""
     num_planes, num_rows, hidden = entry.states.shape
     row_bytes = max(1, num_planes * hidden * entry.states.itemsize)
     return hidden_body(
@@ -41,7 +42,7 @@ def body_of(
         positions=(entry.start, entry.stop),
         shape=(num_planes, num_rows, hidden),
         handle=handle,
-        chunks=chunks_of(entry.states, entry.start, max_rows=max(1, CHUNK_BYTES // row_bytes)),
+        chunks=chunks_of(entry.states, entry.start, max_rows=max(1, CHUNK_BYTES // row_bytes)) if with_data else (),
         digest=entry.digest or None,
         logits=entry.logits,
         timing_ms=timing_ms,
@@ -58,7 +59,7 @@ def receipt_of(
     cached: bool,
     timing_ms: Mapping[str, float],
 ) -> HiddenReceipt:
-    """The JSON answer that names where the states are."""
+    """The JSON answer that names where the states are; a summary of logits never goes through JSON."""
     num_planes, num_rows, hidden = entry.states.shape
     return HiddenReceipt(
         schema=HIDDEN_SCHEMA,
@@ -74,20 +75,8 @@ def receipt_of(
         handle=handle,
         digest=entry.digest,
         cached=cached,
-        logits=None if entry.logits is None else logits_json(entry.logits),
         timing_ms=dict(timing_ms),
     )
-
-
-def logits_json(summary: LogitsSummary) -> dict[str, Any]:
-    """A summary as JSON lists; `next_logprobs` is null when it was not asked for."""
-    return {
-        "top_k": int(summary.top_ids.shape[1]),
-        "argmax_ids": summary.argmax_ids.tolist(),
-        "top_ids": summary.top_ids.tolist(),
-        "top_logprobs": summary.top_logprobs.tolist(),
-        "next_logprobs": None if summary.next_logprobs is None else summary.next_logprobs.tolist(),
-    }
 
 
 def part_of(

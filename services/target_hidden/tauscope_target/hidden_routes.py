@@ -109,7 +109,7 @@ class HiddenRoutes:
         requested = {"convention": body.convention, "layers": list(body.layers)}
         is_sent_later = False
         try:
-            if body.return_ == "handle":
+            if body.return_ == "handle" and entry.logits is None:
                 receipt = receipt_of(
                     entry,
                     facts=facts,
@@ -120,14 +120,17 @@ class HiddenRoutes:
                     timing_ms=outcome.timing_ms,
                 )
                 return JSONResponse(receipt.model_dump(mode="json", by_alias=True))
-            parts.charge_answer(request, caller, num_bytes=answer_bytes(outcome.job, facts))
+            with_data = body.return_ != "handle"
+            if with_data:
+                parts.charge_answer(request, caller, num_bytes=answer_bytes(outcome.job, facts))
             answer = body_of(
                 entry,
                 facts=facts,
                 request_id=request_id(request),
                 requested=requested,
-                handle=outcome.handle if body.return_ == "both" else None,
+                handle=outcome.handle if body.return_ != "inline" else None,
                 timing_ms=outcome.timing_ms,
+                with_data=with_data,
             )
             response = TensorResponse(answer, request_id(request), on_close=lambda: parts.store.unpin(entry))
             is_sent_later = True
