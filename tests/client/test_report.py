@@ -153,6 +153,31 @@ def test_parquet_holds_the_rounds_with_their_types(run):
     assert sum(emitted) / len(emitted) == pytest.approx(tau)
 
 
+def test_estimates_that_were_asked_for_are_on_the_page_and_marked(run):
+    assert 'id="estimates"' not in render_report(run)
+    assert main(["speed", str(run.path), "--target-ms", "20", "--draft-ms", "5"]) == 0
+    estimates = {"estimate": 2.5, "low": 2.0, "high": 3.0, "num_prompts": 3, "warning": None, "level": 0.95}
+    expected = {name: {"expected_tau_sampled": estimates, "expected_tau_greedy": estimates} for name in run.drafters}
+    sampling = {"temperature": 0.7, "top_k": 0, "top_p": 0.95}
+    content = {"schema": "tauscope.expectation/1", "sampling": sampling, "drafters": expected}
+    (run.path / "expected-t0.7-k0-p0.95.json").write_text(json.dumps(content))
+    page = re.sub(r"<[^>]+>", "", render_report(run))
+    assert "estimates and expectations, not counts" in page
+    tau = run.results["drafters"]["good"]["overall"]["values"]["tau"]
+    assert f"{tau * 20 / 25:.3f}" in page and "target step 20 ms, draft 5 ms, verification 20 ms" in page
+    assert "expected tau, sampled drafts (temperature 0.7, top_p 0.95)" in page and "2.500 (2.00 to 3.00)" in page
+
+
+def test_the_conclusion_names_the_winner_whichever_comes_first(run):
+    page = re.sub(r"<[^>]+>", "", render_report(run))
+    found = run.results["comparisons"][0]["statistics"]["tau"]
+    wins, losses = found["wins_before"], found["wins_after"]
+    if found["verdict"] == "the first is better":
+        assert "good is better than bad" in page and f"better on {wins}, worse on {losses}" in page
+    else:
+        assert "No difference found between bad and good" in page or "Cannot tell bad from good" in page
+
+
 def test_without_pyarrow_parquet_says_what_to_install(run, capsys):
     if importlib.util.find_spec("pyarrow") is not None:
         pytest.skip("pyarrow is installed here")

@@ -14,7 +14,7 @@ from markupsafe import Markup
 __all__ = ["Series", "bar_chart", "line_chart", "nice", "plain", "svg", "ticks", "title"]
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 60, 16, 34, 46
 MAX_TICKS = 6
 
 
@@ -96,8 +96,7 @@ def _titles(x_title: str, y_title: str) -> str:
     middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
     return (
         f'<text class="axis" x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_title)}</text>'
-        f'<text class="axis" x="{-(HEIGHT - BOTTOM + TOP) / 2:.0f}" y="13" transform="rotate(-90)" '
-        f'text-anchor="middle">{escape(y_title)}</text>'
+        f'<text class="axis" x="4" y="16">{escape(y_title)}</text>'
     )
 
 

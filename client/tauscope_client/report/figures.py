@@ -124,7 +124,12 @@ def _trees(names: Sequence[str], overall: Sequence[Any], definitions: Mapping[st
         for name, part in zip(names, overall, strict=True)
     ]
     svg = line_chart(["chain", *map(str, budgets)], series, x_title="draft nodes of the tree", y_title="tau")
-    return Chart("budgets", "DDTree budgets", svg, definitions[f"ddtree_tau_{budgets[0]}"])
+    return Chart(
+        "budgets",
+        "DDTree budgets",
+        svg,
+        definitions[f"ddtree_tau_{budgets[0]}"].replace(f"the {budgets[0]} most", "the M most"),
+    )
 
 
 def _strata(drafters: Mapping[str, Any], tau: str) -> list[Chart]:

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tauscope_client.report.estimates import EstimateRow, estimate_rows
 from tauscope_client.report.figures import Figure, figures_of
 from tauscope_client.runs.agreement import agreement_line
 from tauscope_client.runs.comparison import (
     ENGINES,
     EXPECTED_HEADLINES,
     HEADLINES,
-    comparison_lines,
     engine_rows,
     headline_rows,
 )
@@ -18,7 +18,7 @@ from tauscope_client.runs.headline import headline_name, kind_of_text, tau_label
 from tauscope_client.runs.loading import Run
 from tauscope_client.runs.served import served_lines
 
-__all__ = ["Card", "PromptLine", "View", "view_of"]
+__all__ = ["Card", "PromptLine", "Verdict", "View", "view_of"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,14 @@ class Card:
     tau: str
     interval: str
     note: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison of two drafters came to: the conclusion, and what it rests on."""
+
+    title: str
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -53,10 +61,12 @@ class View:
     subtitle: str
     names: tuple[str, ...]
     cards: tuple[Card, ...]
+    verdicts: tuple[Verdict, ...]
     sentences: tuple[str, ...]
     warnings: tuple[str, ...]
     failures: tuple[Mapping[str, Any], ...]
     table: tuple[tuple[str, tuple[str, ...], str], ...]
+    estimates: tuple[EstimateRow, ...]
     engines: tuple[tuple[str, tuple[str, ...], str], ...]
     figures: tuple[Figure, ...]
     prompts: tuple[PromptLine, ...]
@@ -88,15 +98,23 @@ def view_of(run: Run) -> View:
         title=f"{tau_label(results)} of {', '.join(names)}",
         headline=tau_label(results),
         headline_definition=results["definitions"][headline],
-        subtitle=f"{results['num_prompts']} prompts ({kind_of_text(results)}) of {manifest.prompts.get('name', '?')}, "
-        f"target {model.get('id', '?')}, references from {manifest.reference.get('kind', '?')} "
-        f"{manifest.reference.get('version', '')}, {manifest.created_at}",
+        subtitle=" · ".join(
+            [
+                f"{results['num_prompts']} prompts of {manifest.prompts.get('name', '?')}",
+                f"{kind_of_text(results)} answers",
+                f"target: {model.get('id', '?')}",
+                f"references: {manifest.reference.get('kind', '?')} {manifest.reference.get('version', '')}".strip(),
+                _when(manifest.created_at),
+            ]
+        ),
         names=names,
         cards=tuple(_card(at, name, drafters[name], headline) for at, name in enumerate(names)),
-        sentences=(*comparison_lines(results), *served_lines(results), *agreement_line(results)),
+        verdicts=tuple(_verdict(pair, headline, tau_label(results)) for pair in results["comparisons"]),
+        sentences=(*served_lines(results), *agreement_line(results)),
         warnings=tuple(results["warnings"]),
         failures=tuple(results["failures"]),
         table=_table(drafters, results["definitions"]),
+        estimates=estimate_rows(run, names),
         engines=tuple(
             (row.label, row.cells, results["definitions"][line.name])
             for row, line in zip(engine_rows(drafters), ENGINES, strict=True)
@@ -120,6 +138,37 @@ def _card(index: int, name: str, drafter: Mapping[str, Any], headline: str) -> C
     note = f"{counts['num_rounds']} rounds, {counts['num_response_tokens']} tokens"
     tau = part["values"][headline]
     return Card(index, name, "–" if tau is None else f"{tau:.2f}", ends, note)
+
+
+def _verdict(pair: Mapping[str, Any], headline: str, label: str) -> Verdict:
+    found = pair["statistics"][headline]
+    interval = found["difference"]
+    before, after = pair["before"], pair["after"]
+    counts = (found["wins_after"], found["wins_before"], found["ties"])
+    if interval["low"] is None or interval["high"] is None:
+        return Verdict(f"Cannot tell {after} from {before}", "too few prompts for an interval of the difference")
+    ends = (interval["low"], interval["high"])
+    if found["verdict"] == "the first is better":
+        before, after, ends = after, before, (-ends[1], -ends[0])
+        counts = (counts[1], counts[0], counts[2])
+    if found["verdict"] == "no difference found":
+        title = f"No difference found between {after} and {before}"
+    else:
+        title = f"{after} is better than {before}"
+    estimate = abs(interval["estimate"]) if title.startswith(after) else interval["estimate"]
+    smallest = found["minimum_detectable"]
+    detail = (
+        f"{label} {estimate:+.2f}, 95 % interval {ends[0]:+.2f} to {ends[1]:+.2f}, paired by prompt: better on "
+        f"{counts[0]}, worse on {counts[1]}, equal on {counts[2]}."
+    )
+    if smallest is not None:
+        detail += f" So many prompts find differences from {smallest:.2f} on, four times in five."
+    return Verdict(title, detail)
+
+
+def _when(created_at: str) -> str:
+    """UTC to the minute."""
+    return f"{created_at[:16].replace('T', ' ')} UTC"
 
 
 def _table(drafters: Mapping[str, Any], definitions: Mapping[str, str]) -> tuple[tuple[str, tuple[str, ...], str], ...]:
