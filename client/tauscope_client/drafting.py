@@ -18,6 +18,7 @@ from tauscope_client.runs.draft_files import Drafts, TargetView
 from tauscope_client.target import TargetClient
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.errors import ErrorCode, GoneError, InternalError
+from tauscope_wire.layers import EMBEDDING
 from tauscope_wire.messages import (
     DrafterCard,
     DraftRequest,
@@ -73,7 +74,8 @@ class Draftsman:
 
     def open(self, reference: Reference, cards: Sequence[DrafterCard]) -> "TextJob":
         """Work on one text for these drafters: one forward of the target serves them all."""
-        taps = sorted({tap for card in cards for tap in card.taps})
+        # drafters without taps read no states, but a handle holds at least one plane: the cheapest is the embedding's
+        taps = sorted({tap for card in cards for tap in card.taps}) or [EMBEDDING]
         return TextJob(reference, lambda: self._hidden(reference, taps), self._draft, self._rows)
 
     def _hidden(self, reference: Reference, taps: list[int]) -> KeptStates:
