@@ -217,6 +217,18 @@ def test_accepted_is_the_same_free_running_and_following_labels(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_labels_change_rows_after_a_miss_exactly_where_the_network_says_that_rows_depend_on_drafts(
+    name: str, tmp_path: Path, place: Place
+) -> None:
+    case = CASES[name]()
+    drafter = loaded(case, tmp_path / "d", place)
+    free, forced = (drafted(drafter, case, ANCHORS, labels=labels) for labels in (False, True))
+    assert not torch.equal(free.token_ids[:, 0], IDS[torch.tensor(ANCHORS) + 1])  # random drafts miss at once
+    assert torch.equal(free.top_logprobs[:, 0], forced.top_logprobs[:, 0])
+    assert torch.equal(free.top_logprobs, forced.top_logprobs) is not drafter.network.rows_depend_on_drafts
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_large_batch_equals_single_anchors(name: str, tmp_path: Path, place: Place) -> None:
     case = CASES[name]()
     drafter = loaded(case, tmp_path / "d", place)

@@ -13,8 +13,9 @@ import torch
 from drafter import reference
 from kit import drafters
 from kit.serve import SMALL_LIMITS, running
-from tauscope_drafter.app import DrafterService, create_app
+from tauscope_drafter.app import MAX_CONSECUTIVE_FAILURES, DrafterService, create_app
 from tauscope_drafter.checkpoint.options import LoadOptions
+from tauscope_drafter.contract import DraftJob, DraftResult
 from tauscope_drafter.engine import Engine
 from tauscope_drafter.loading import open_place
 from tauscope_drafter.states import StatesSource
@@ -23,6 +24,7 @@ from tauscope_wire.errors import (
     CheckpointError,
     ErrorCode,
     GoneError,
+    InternalError,
     MismatchError,
     NotFoundError,
     PermissionDeniedError,
@@ -321,6 +323,36 @@ def test_a_request_that_waits_for_its_states_survives_an_unload(
         finally:
             target.gate.set()
         assert waiting.result(drafters.GATE_TIMEOUT_S).drafter.name == "leaving"
+
+
+class LosesDevice(Engine):
+    """An engine whose device is gone while `is_lost`."""
+
+    is_lost = False
+
+    def draft_one(self, job: DraftJob) -> DraftResult:
+        if self.is_lost:
+            raise RuntimeError("the device is gone")
+        return super().draft_one(job)
+
+
+def test_failures_in_a_row_make_the_service_not_ready_until_a_draft_succeeds(root: Path, engine: Engine) -> None:
+    engine = LosesDevice(engine.place)
+    engine.load("good", root / "good", LoadOptions(), roots=None)
+    app = create_app(DrafterService(engine=engine, states=StatesSource(None), limits=SMALL_LIMITS, version="1"))
+    with running(app) as url, Connection(url) as service:
+        engine.is_lost = True
+        for count in range(MAX_CONSECUTIVE_FAILURES):
+            assert len(app.state.not_ready()) == 0, count
+            with pytest.raises(InternalError, match="the log of the service"):
+                draft(service, hidden=inline())
+        assert app.state.not_ready() == ["the last 3 passes failed; see the log"]
+        with pytest.raises(RequestError):
+            draft(service, hidden=inline(rows=1))
+        assert app.state.not_ready()  # a refused request says nothing about the device
+        engine.is_lost = False
+        draft(service, hidden=inline())
+        assert not app.state.not_ready()
 
 
 def test_many_drafters_and_callers_at_once_get_their_own_rows(service: Connection, root: Path) -> None:
