@@ -97,7 +97,7 @@ class Box(NamedTuple):
 
     def reads(self) -> tuple[float, float]:
         """Handles that the mapping drafter has mapped, and read over HTTP."""
-        names = ("tauscope_drafter_contexts_mapped", "tauscope_drafter_contexts_http")
+        names = ("tauscope_drafter_contexts_mapped_total", "tauscope_drafter_contexts_http_total")
         return self.count(self.mapping, names[0]), self.count(self.mapping, names[1])
 
 

@@ -101,10 +101,9 @@ def create_app(service: DrafterService) -> FastAPI:
         return reasons
 
     metrics = ServiceMetrics("tauscope_drafter")
-    metrics.gauge("contexts_mapped", "Handles read from files of a target on this machine").set_function(
-        lambda: service.states.num_reads("mapped")
-    )
-    metrics.gauge("contexts_http", "Handles read over HTTP").set_function(lambda: service.states.num_reads("http"))
+    reads = service.states.num_reads
+    metrics.counts("contexts_mapped", "Handles read from files of a target on this machine", lambda: reads("mapped"))
+    metrics.counts("contexts_http", "Handles read over HTTP", lambda: reads("http"))
     publish_loop(metrics, loop, cost="tokens")
     publish_gpu_memory(metrics, service.gpu_memory)
     metrics.counts("context_hits", "Drafts whose fused context was kept", lambda: engine.context_counts.hits)

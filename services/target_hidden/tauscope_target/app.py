@@ -150,11 +150,11 @@ def _publish_store(metrics: ServiceMetrics, store: HandleStore) -> None:
     """The store, read when metrics are scraped."""
     metrics.gauge("store_bytes", "Bytes of stored states").set_function(lambda: store.facts()["bytes"])
     metrics.gauge("store_entries", "Stored handles").set_function(lambda: store.facts()["entries"])
-    metrics.gauge("store_leases", "Files of handles named to readers").set_function(lambda: store.facts()["leases"])
     metrics.gauge("spill_bytes", "Bytes of files in the spill directory").set_function(
         lambda: store.facts().get("spill_bytes", 0)
     )
     metrics.counts("store_hits", "Requests whose states were stored", lambda: store.facts()["hits"])
     metrics.counts("store_misses", "Requests whose states were not stored", lambda: store.facts()["misses"])
     metrics.counts("store_evicted", "Handles that gave way to newer ones", lambda: store.facts()["evicted"])
+    metrics.counts("store_leases", "Files of handles named to readers", lambda: store.facts()["leases"])
     metrics.counts("store_expired", "Handles older than the time to live", lambda: store.facts()["expired"])
