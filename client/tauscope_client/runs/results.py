@@ -3,7 +3,7 @@
 {"schema": "tauscope.results/1",
  "sampling": {temperature, top_k, top_p, seed, words} or null for greedy references,
  "num_prompts": .., "failures": [..], "warnings": [..], "definitions": {name: text},
- "served": {"engine", "num_prompts", "verify_steps", "tau", "predicted": {drafter: {"tau", "num_rounds"}}} or null,
+ "served": what a server that speculates counted, see `runs.served`, or null,
  "disagreements": {num_positions, num_disagreements, num_near_ties, largest_gap, places} or null,
  "comparisons": [{"before": drafter, "after": drafter, "statistics": {name: paired comparison}}, ..],
  "drafters": {name: {"overall": {values, intervals, curves, histograms, counts},
