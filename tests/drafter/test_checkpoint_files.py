@@ -125,11 +125,15 @@ def test_a_damaged_file_is_one_clear_error(tmp_path: Path, name: str, content: b
         open_tensors(tmp_path / name)
 
 
-def test_a_truncated_file_is_one_clear_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [0, 4, 100, 2000])
+def test_a_truncated_file_is_one_clear_error_that_ends_with_what_to_do(tmp_path: Path, size: int) -> None:
     torch.save({"w": torch.zeros(1000)}, tmp_path / "cut.pt")
-    (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:2000])
-    with pytest.raises(CheckpointError, match=r"cut\.pt"):
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:size])
+    with pytest.raises(CheckpointError, match=r"cut\.pt") as caught:
         open_tensors(tmp_path / "cut.pt")
+    assert caught.value.code is ErrorCode.CHECKPOINT_CORRUPT
+    assert caught.value.message.endswith("); it is damaged or was cut short, copy it again")
+    assert "likelihood" not in caught.value.message  # torch's own advice, which used to be cut in its middle
 
 
 def test_an_index_may_not_point_outside_of_its_folder(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ STATE_KEYS = (
     "net",
     "ema",
 )
+_MAX_REASON = 200  # characters of another library's message
 _MAX_NESTING = 3
 # A legacy (non-zip) pickle cannot be mapped; larger ones would double in memory without a word.
 _MAX_UNMAPPED_BYTES = 4 << 30
@@ -77,7 +78,7 @@ def _load_pickle(path: Path) -> Any:
             ErrorCode.CHECKPOINT_UNSAFE,
         ) from error
     except Exception as error:  # the reader raises almost anything on a damaged file
-        raise CheckpointError(f"{path}: not a readable PyTorch file ({_first_line(error)})") from error
+        raise _damaged(path, error) from error
 
 
 def _load_unmapped(path: Path) -> Any:
@@ -95,7 +96,7 @@ def _load_unmapped(path: Path) -> Any:
             f"{path}: refused, as loading it would run code ({_first_line(error)})", ErrorCode.CHECKPOINT_UNSAFE
         ) from error
     except Exception as error:  # the legacy reader raises almost anything on a damaged file
-        raise CheckpointError(f"{path}: not a readable PyTorch file ({_first_line(error)})") from error
+        raise _damaged(path, error) from error
 
 
 def _tensor_dict(value: Any, path: Path) -> tuple[dict[str, Tensor], str]:
@@ -126,6 +127,16 @@ def _tensor_dict(value: Any, path: Path) -> tuple[dict[str, Tensor], str]:
     )
 
 
+def _damaged(path: Path, error: BaseException) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: not a readable PyTorch file ({_first_line(error)}); it is damaged or was cut short, copy it again"
+    )
+
+
 def _first_line(error: BaseException) -> str:
+    """The first sentence of an error of torch, whole: what follows is advice about internals."""
     lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    if not lines:
+        return "it ends too early" if isinstance(error, EOFError) else type(error).__name__
+    first = lines[0].partition(". ")[0].rstrip(".")
+    return first if len(first) <= _MAX_REASON else f"{first[:_MAX_REASON].rpartition(' ')[0]} ..."
