@@ -76,6 +76,27 @@ def test_what_weights_cannot_tell_must_be_given_and_the_error_names_the_option(
     assert option in error.message
 
 
+def test_all_that_weights_alone_do_not_tell_is_named_in_one_error_and_giving_it_is_enough(tmp_path: Path) -> None:
+    tables = drafters.shared_tables()
+    error = refusal(tmp_path / "bare", None, **tables)
+    assert error.code is ErrorCode.CONFIG_INCOMPLETE
+    assert error.details["options"] == ["rope_theta", "taps", "block_size", "mask_token_id"]
+    for words in ("rope_theta=1e6", "taps=1:16:31:46:61", "block_size=16", "mask_token_id=151669", "are examples"):
+        assert words in error.message
+    given = LoadOptions(rope_theta=10000.0, taps=drafters.TAPS, block_size=4, mask_token_id=7)
+    assert described(tmp_path / "given", None, given, **tables).spec.taps == drafters.TAPS
+    some = refusal(tmp_path / "some", None, LoadOptions(block_size=4, mask_token_id=7))
+    assert some.details["options"] == ["rope_theta", "taps", "target_model"]
+    assert "--target-model DIR" in some.message
+
+
+def test_a_stand_in_never_reaches_a_description_nor_hides_a_wrong_value(tmp_path: Path) -> None:
+    error = refusal(tmp_path, drafters.dflash_config(rope_theta=None, block_size=1))
+    assert error.code is ErrorCode.CONFIG_INCOMPLETE and "rope_theta=" in error.message
+    error = refusal(tmp_path / "b", drafters.dflash_config(block_size=1))
+    assert "block_size=1 is outside" in error.message
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

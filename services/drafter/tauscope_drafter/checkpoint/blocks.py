@@ -195,6 +195,7 @@ def read_vocabulary(facts: Facts) -> tuple[int, int]:
         raise CheckpointError(
             f"{facts.origin}: the vocabulary size is not recorded and no target is given; give --target-model",
             ErrorCode.CONFIG_INCOMPLETE,
+            details={"option": "target_model", "what": "the vocabulary size", "give": "--target-model DIR"},
         )
     cut = facts.own.integer("draft_vocab_size")
     if "d2t" in shapes:

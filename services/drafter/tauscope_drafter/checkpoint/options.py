@@ -132,5 +132,5 @@ def missing(what: str, option: str, example: str, origin: str) -> CheckpointErro
     return CheckpointError(
         f"{origin}: {what} is not recorded with the weights and cannot be read from them; give {option}={example}",
         ErrorCode.CONFIG_INCOMPLETE,
-        details={"option": option},
+        details={"option": option, "what": what, "give": f"{option}={example}"},
     )

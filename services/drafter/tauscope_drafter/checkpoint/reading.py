@@ -9,6 +9,7 @@ from typing import Any, cast
 from tauscope_drafter.checkpoint.detect import Verdict, detect
 from tauscope_drafter.checkpoint.facts import Facts, Section, Settings, TargetFacts
 from tauscope_drafter.checkpoint.files import open_tensors, read_json
+from tauscope_drafter.checkpoint.incomplete import read_complete
 from tauscope_drafter.checkpoint.names import Names, Split, normalise
 from tauscope_drafter.checkpoint.options import LoadOptions
 from tauscope_drafter.checkpoint.pickles import PickleFiles
@@ -111,7 +112,7 @@ def describe(path: Path, options: LoadOptions, target: TargetFacts | None = None
     names = names._replace(network={canonical(n): source for n, source in names.network.items()})
     found = {canonical(n): shape for n, shape in found.items()}
     facts = _facts(origin, verdict.format, config=config, found=found, options=options, target=target)
-    spec = cast(DrafterSpec, family.read(facts))
+    spec = read_complete(facts, cast(Callable[[Facts], DrafterSpec], family.read))
     return Description(path, file, names, found, family.tensor_shapes(spec), verdict, spec, family)
 
 
