@@ -117,7 +117,7 @@ class DraftStage:
         if reference.id in self._texts:
             return
         try:
-            pieces = self._target.detokenize([*reference.token_ids(), *reference.tail_ids]).pieces
+            pieces = self._target.pieces([*reference.token_ids(), *reference.tail_ids])
         except RequestError:
             return
         self._folder.add_text(reference.id, pieces)

@@ -209,7 +209,7 @@ def evaluate(
 def _keep_pieces(run: Path, measured: Mapping[str, Sequence[PromptResult]], target: TargetClient) -> None:
     """Text of drafted tokens for the report; a service without a tokenizer leaves the report with ids."""
     try:
-        add_pieces(run, shown_ids(run, measured), lambda ids: target.detokenize(ids).pieces)
+        add_pieces(run, shown_ids(run, measured), target.pieces)
     except RequestError:
         return
 

@@ -85,6 +85,12 @@ class TargetClient:
         request = DetokenizeRequest(token_ids=list(token_ids), skip_special_tokens=skip_special_tokens)
         return self._connection.post_json("/detokenize", request, DetokenizeAnswer)
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each id by itself, asked for in requests that the service accepts."""
+        bound = self.info().limits.max_tokens
+        batches = (token_ids[at : at + bound] for at in range(0, len(token_ids), bound))
+        return [piece for batch in batches for piece in self.detokenize(batch).pieces]
+
     def encode(self, text: str) -> list[int]:
         """Ids of raw text; no text, no ids."""
         return self.tokenize(TokenizeRequest(text=text)).token_ids if text else []

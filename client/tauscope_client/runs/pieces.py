@@ -13,9 +13,6 @@ from tauscope_client.runs.measuring import drafts_path
 
 __all__ = ["add_pieces", "read_pieces", "shown_ids"]
 
-BATCH = 4096
-"""Ids turned into text by one request."""
-
 
 def shown_ids(run: Path, measured: Mapping[str, Sequence[PromptResult]]) -> set[int]:
     """Ids of the drafts of every visited block, and of the candidates where the block first missed."""
@@ -44,9 +41,7 @@ def add_pieces(run: Path, ids: Iterable[int], pieces_of: Callable[[list[int]], l
     wanted = sorted(set(ids) - set(known))
     if not wanted:
         return
-    for at in range(0, len(wanted), BATCH):
-        batch = wanted[at : at + BATCH]
-        known.update(zip(batch, pieces_of(batch), strict=True))
+    known.update(zip(wanted, pieces_of(wanted), strict=True))
     write_json(run / "pieces.json", {str(token): known[token] for token in sorted(known)})
 
 
