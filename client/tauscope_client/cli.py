@@ -13,6 +13,7 @@ from tauscope_client.commands.compare import compare_command
 from tauscope_client.commands.doctor import doctor_command
 from tauscope_client.commands.eval import evaluate_command
 from tauscope_client.commands.expect import expect_command
+from tauscope_client.commands.extract import extract_command
 from tauscope_client.commands.hidden import hidden_command
 from tauscope_client.commands.parity import parity_command
 from tauscope_client.commands.probe import probe_command
@@ -53,6 +54,7 @@ app.command("probe")(probe_command)
 app.command("parity")(parity_command)
 app.command("watch")(watch_command)
 app.command("ship")(ship_command)
+app.command("extract")(extract_command)
 
 
 @app.command("version")
