@@ -51,6 +51,7 @@ def _serving(folder: Path) -> Iterator[tuple[str, list[str]]]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    server.daemon_threads = False  # closing waits for answers under way, so no socket outlives the test
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
