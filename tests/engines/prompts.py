@@ -4,7 +4,7 @@ from typing import Final
 
 from tauscope_wire.messages import Message
 
-__all__ = ["FRESH", "PROMPTS", "TRAINED_ON", "messages"]
+__all__ = ["FRESH", "PROMPTS", "messages"]
 
 PROMPTS: Final[dict[str, str]] = {
     "fibonacci": "Write a Python function that returns the n-th Fibonacci number.",
@@ -21,8 +21,6 @@ PROMPTS: Final[dict[str, str]] = {
 
 FRESH: Final = ("temperature", "vowels")
 """Prompts that the small drafter of `engines.drafter` has not seen; it was trained on the answers to the others."""
-
-TRAINED_ON: Final = tuple(name for name in PROMPTS if name not in FRESH)
 
 
 def messages(name: str) -> tuple[Message, ...]:
