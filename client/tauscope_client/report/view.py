@@ -101,7 +101,7 @@ def view_of(run: Run) -> View:
         subtitle=" · ".join(
             [
                 f"{results['num_prompts']} prompts of {manifest.prompts.get('name', '?')}",
-                f"{kind_of_text(results)} answers",
+                f"answers: {kind_of_text(results)}",
                 f"target: {model.get('id', '?')}",
                 f"references: {manifest.reference.get('kind', '?')} {manifest.reference.get('version', '')}".strip(),
                 _when(manifest.created_at),
