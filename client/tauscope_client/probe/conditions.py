@@ -72,6 +72,10 @@ class _Planner:
             yield from self._context()
             yield from self._blocks()
             yield from self._windows()
+        else:
+            self.left_out.append(
+                f"context, layout, block and window: family {self.card.family} drafts token after token, without a block"
+            )
         yield from self._rope()
         yield from self._norms()
         yield from self._orders()

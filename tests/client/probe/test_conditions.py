@@ -100,8 +100,11 @@ def test_windows_longer_than_every_text_are_left_out_and_said():
     assert "100 tokens" in found.left_out[0]
 
 
-def test_a_drafter_without_a_block_is_not_asked_about_blocks():
-    found = plan(layout="sequential", windows=[])
+def test_a_drafter_without_a_block_is_not_asked_about_blocks_and_it_is_said():
+    found = plan(layout="sequential", windows=[], family="eagle3")
+    assert found.left_out == [
+        "context, layout, block and window: family eagle3 drafts token after token, without a block"
+    ]
     assert {one.group for one in found.conditions if one.is_suspect} == {"taps", "rope", "norm", "order"}
 
 
