@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from kit.models import IM_END, MASK, tiny_llama
+from tauscope_drafter.checkpoint.options import LoadOptions
+from tauscope_drafter.loading import load, open_place
 
 SHAPE = DrafterShape(layers=1, mlp=32, taps=(1, 4), heads=2, kv_heads=1, head_dim=16, block=4)
 SIZES = (
@@ -94,6 +96,26 @@ def test_tau_is_that_of_a_walk_with_the_targets_own_head(drafter, target):
                 at += emitted[-1]
     found = json.loads((drafter / "run.json").read_text())["tau"]["trained on"]
     assert (found["rounds"], found["emitted"]) == (len(emitted), sum(emitted))
+
+
+def test_the_drafter_service_drafts_what_the_recipe_drafts(drafter, target):
+    """Two implementations of the network over the same file, with an untied head."""
+    place = open_place(torch.device("cpu"), torch.float32, target)
+    served = load(drafter, LoadOptions(), place)
+    assert (served.spec.taps, served.spec.block_size, served.spec.warnings) == (SHAPE.taps, SHAPE.block, ())
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    network = DFlash(64, SHAPE, mask_id=MASK)
+    network.load_state_dict(load_file(drafter / "model.safetensors"))
+    ids, anchors = load_answers(drafter / "work" / "answers.npz")[0].ids, [3, 8, 20]
+    with torch.no_grad():
+        hidden = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        taps = [hidden[tap + 1][0] for tap in SHAPE.taps]
+        context = served.network.fuse(torch.stack(taps), torch.tensor(ids))
+        found = served.network.draft(context, anchors, torch.tensor(ids), top_k=1).top_ids[..., 0]
+        table = model.get_input_embeddings().weight
+        rows = network.eval()(table, torch.cat(taps, -1)[None], torch.tensor([ids]), torch.tensor([anchors]))
+        wanted = F.linear(rows[0, :, 1:], model.lm_head.weight).argmax(-1)
+    assert torch.equal(found, wanted)
 
 
 def test_the_card_says_data_tau_and_how_it_was_made(drafter):
