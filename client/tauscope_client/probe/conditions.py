@@ -74,7 +74,7 @@ class _Planner:
             yield from self._windows()
         else:
             self.left_out.append(
-                f"context, layout, block and window: family {self.card.family} drafts token after token, without a block"
+                f"context, layout, block and window: family {self.card.family} drafts token after token, not in blocks"
             )
         yield from self._rope()
         yield from self._norms()

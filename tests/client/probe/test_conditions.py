@@ -103,7 +103,7 @@ def test_windows_longer_than_every_text_are_left_out_and_said():
 def test_a_drafter_without_a_block_is_not_asked_about_blocks_and_it_is_said():
     found = plan(layout="sequential", windows=[], family="eagle3")
     assert found.left_out == [
-        "context, layout, block and window: family eagle3 drafts token after token, without a block"
+        "context, layout, block and window: family eagle3 drafts token after token, not in blocks"
     ]
     assert {one.group for one in found.conditions if one.is_suspect} == {"taps", "rope", "norm", "order"}
 
