@@ -65,6 +65,7 @@ _CURVES = (
     ("prefix_rate_walk", "prefix"),
     ("conditional_rate_walk", "conditional"),
     ("teacher_forced_accuracy_all", "teacher-forced, all anchors"),
+    ("tau_by_width", "tau, so many verified"),
 )
 
 
