@@ -289,7 +289,8 @@ def test_thresholds_come_from_the_service_then_the_capture_then_a_default():
     assert bounds.by_plane == pytest.approx({4: 6e-3, 6: 6e-3, 63: 6e-3})
     bounds = thresholds_for([1], service=None, golden=theirs, computed_in="bfloat16", num_rounded=2)
     assert (bounds.source, bounds.by_plane[1]) == ("golden", pytest.approx(FLOOR_MULTIPLE * 5e-2 + 2 * 2.0**-9))
-    for unusable in (None, {}, {"planes": [1]}, {"planes": [1], "batch": [1e-3, 2e-3]}):
+    broken = ([1e-3, 2e-3], ["x"], [None], [float("inf")], 1e-3)
+    for unusable in (None, {}, {"planes": [1]}, {"planes": "1"}, *({"planes": [1], "batch": row} for row in broken)):
         bounds = thresholds_for([1], service=unusable, golden=unusable, computed_in="float32", num_rounded=0)
         assert (bounds.source, bounds.by_plane[1]) == ("default", FLOOR_MULTIPLE * DEFAULT_FLOORS["float32"])
         assert "neither side measured one" in bounds.sentence()

@@ -6,6 +6,7 @@ shapes over the same prompt (`batch`, `chunks`); `options`, the deviation of nam
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Final, Literal
 
 from tauscope_wire.dtypes import WireDtype
@@ -96,14 +97,18 @@ def thresholds_for(
 
 
 def _measured(floor: Mapping[str, Any] | None) -> dict[int, float]:
-    """Floor by plane; empty when there is none, or one of another form."""
-    if floor is None or not isinstance(floor.get("planes"), list):
+    """Floor by plane; empty when there is none, or one of another form (a capture is a file from elsewhere)."""
+    if floor is None or not _all_numbers(floor.get("planes")):
         return {}
     planes = floor["planes"]
-    rows = [floor[kind] for kind in ("batch", "chunks") if isinstance(floor.get(kind), list)]
-    if not rows or any(len(row) != len(planes) for row in rows):
+    rows = [floor[kind] for kind in ("batch", "chunks") if floor.get(kind) is not None]
+    if not rows or any(not _all_numbers(row) or len(row) != len(planes) for row in rows):
         return {}
     return {int(plane): max(float(row[index]) for row in rows) for index, plane in enumerate(planes)}
+
+
+def _all_numbers(row: Any) -> bool:
+    return isinstance(row, list) and bool(row) and all(isinstance(x, int | float) and isfinite(x) for x in row)
 
 
 def _nearest(by_plane: Mapping[int, float], plane: int) -> float:
