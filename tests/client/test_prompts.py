@@ -147,6 +147,11 @@ def test_the_bundled_set_covers_several_categories_and_languages_and_keeps_its_i
     assert len({record.tags["category"] for record in records}) >= 5
     assert {record.tags["language"] for record in records} >= {"en", "de", "fr", "es", "zh"}
     assert all(record.id.startswith(f"{record.tags['category']}-{record.tags['language']}-") for record in records)
-    with pytest.raises(PromptFileError, match="bundled are: bundled:mixed"):
+    with pytest.raises(PromptFileError, match="bundled are: bundled:coding, bundled:mixed"):
         find_prompts("bundled:none")
+
+
+def test_the_bundled_coding_set_has_ten_prompts():
+    records = load_prompts(find_prompts("bundled:coding")).records
+    assert [record.id for record in records] == [f"coding-{number}" for number in range(1, 11)]
     assert find_prompts("some/file.txt") == Path("some/file.txt")
