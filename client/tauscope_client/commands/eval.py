@@ -54,7 +54,8 @@ class DtypeName(StrEnum):
 
 def evaluate_command(
     prompts: Annotated[
-        str, typer.Argument(help="Prompts: JSONL (ours, ShareGPT, turns), JSON array, .txt, or bundled:coding (or mixed).")
+        str,
+        typer.Argument(help="Prompts: JSONL (ours, ShareGPT, turns), JSON array, .txt, bundled:coding, bundled:mixed."),
     ],
     *,
     drafter: Annotated[

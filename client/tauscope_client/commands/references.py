@@ -33,7 +33,8 @@ __all__ = ["references_command"]
 
 def references_command(
     prompts: Annotated[
-        str, typer.Argument(help="Prompts: JSONL (ours, ShareGPT, turns), JSON array, .txt, or bundled:coding (or mixed).")
+        str,
+        typer.Argument(help="Prompts: JSONL (ours, ShareGPT, turns), JSON array, .txt, bundled:coding, bundled:mixed."),
     ],
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write; an unfinished one is continued.")],
