@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -17,9 +18,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         [..., H] in the dtype of `x`.
     """
-    y = x.float()
-    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
-    return weight * y.to(x.dtype)
+    # without the weight: the fused kernel would multiply before it casts back
+    return weight * F.rms_norm(x, x.shape[-1:], None, eps)
 
 
 def rms_norm_one_plus(x: Tensor, weight: Tensor, eps: float) -> Tensor:
