@@ -41,9 +41,10 @@ from tauscope_wire.messages import DrafterCard, ModelInfo, Numerics
 log = logging.getLogger(__name__)
 
 # Memory of the activations of one batch of anchors; small batches keep a CPU's caches warm, a GPU needs full tiles.
-BATCH_BYTES = {"cpu": 16 << 20, "cuda": 512 << 20}
-# More anchors than this in a batch only lengthen the masked part of attention (see network.attention).
-MAX_BATCH_ANCHORS = {"cpu": 32, "cuda": 128}
+BATCH_BYTES = {"cpu": 16 << 20, "cuda": 1152 << 20}
+# More anchors than this in a batch only lengthen the masked part of attention (see network.attention). On an H200 the
+# whole of a sample at real size was fastest at the largest batch tried, 256 (docs/benchmarks.md).
+MAX_BATCH_ANCHORS = {"cpu": 32, "cuda": 256}
 
 
 class Engine:
