@@ -16,6 +16,7 @@ import tauscope_drafter.cli
 import tauscope_target.cli
 from kit.echo import Echo
 from kit.serve import running
+from tauscope_serving import program
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SERVICES = ("target", "drafter")
@@ -74,8 +75,7 @@ def test_a_unit_bounds_memory_yields_to_the_engine_and_is_started_when_ready(ser
 
 
 def test_the_units_do_not_restart_what_trying_again_cannot_help() -> None:
-    cli = tauscope_target.cli
-    codes = {cli.EXIT_USAGE, cli.EXIT_CHECKPOINT, cli.EXIT_REFUSED}
+    codes = {program.EXIT_USAGE, program.EXIT_CHECKPOINT, program.EXIT_REFUSED}
     for service in SERVICES:
         line = next(line for line in unit_of(service).splitlines() if line.startswith("RestartPreventExitStatus="))
         assert set(map(int, line.partition("=")[2].split())) == codes
