@@ -6,7 +6,7 @@ about them becomes wrong.
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +15,14 @@ import pytest
 
 import demo
 from tauscope_client.addresses import Addresses
+from tauscope_client.freezing import freeze
 from tauscope_client.probe.probing import Probe, ProbeSettings, probe
 from tauscope_client.probe.texts import cut
 from tauscope_client.progress import SilentProgress
+from tauscope_client.prompts import load_prompts
+from tauscope_client.references.collect import ReferencePlan
+from tauscope_client.references.embedded import EmbeddedSource
+from tauscope_client.references.record import Reference
 from tauscope_client.references.stored import read_references
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -38,10 +43,14 @@ def _taps(shift: int) -> Callable[[Config], Config]:
 
 
 class Fault(NamedTuple):
-    """A change of the configuration, and the condition that must win."""
+    """A change of the configuration, and the condition that must win.
+
+    Some faults cost little on the average text; ten texts then rightly end in "cannot tell", and more decide.
+    """
 
     change: Callable[[Config], Config]
     wins: str
+    wants_more_texts: bool = False
 
 
 FAULTS = {
@@ -51,11 +60,37 @@ FAULTS = {
     "theta-too-large": Fault(lambda _: {"rope_theta": 1e7}, "theta 1e+06"),
     "anchor-first": Fault(lambda _: {"sample_from_anchor": True}, "layout fill-in"),
     "window": Fault(lambda _: SLIDING | {"is_causal": False}, "window full"),
-    "causal": Fault(lambda _: {"is_causal": True}, "block bidirectional"),
-    "block-too-large": Fault(lambda _: {"block_size": 32}, "block 16"),
+    "causal": Fault(lambda _: {"is_causal": True}, "block bidirectional", wants_more_texts=True),
+}
+WRITE = {
+    "clamp(value, low, high)": "Limit a number to a range.",
+    "count_words(text)": "Count how often each word occurs in a string.",
+    "is_prime(n)": "Check whether a number is prime.",
+    "merge_dicts(first, second)": "Merge two dictionaries, the second one wins.",
+    "read_json(path)": "Read a JSON file and return its content.",
+    "chunked(items, size)": "Split a list into chunks of a given size.",
+    "remove_duplicates(items)": "Remove duplicates from a list and keep the order.",
+    "to_snake_case(name)": "Convert a camel case name to snake case.",
+    "list_files(folder, suffix)": "List all files in a folder that end with a suffix.",
+    "fibonacci(n)": "Return the first n Fibonacci numbers.",
+}
+COMPLETE = {
+    "def mean(values):": "Return the arithmetic mean of a list of numbers.",
+    "def normalize(vector):": "Scale a vector to unit length.",
+    "def parse_date(text, fmt='%Y-%m-%d'):": "Parse a date string.",
+    "def transpose(matrix):": "Return the transpose of a matrix.",
+    "def get_value(config, key, default=None):": "Return a value from a nested configuration.",
+    "def pad_sequences(sequences, value=0):": "Pad sequences to the same length.",
+    "def save_checkpoint(model, path):": "Save the state of a model to a file.",
+    "def confusion_matrix(y_true, y_pred):": "Compute the confusion matrix.",
+    "def retry(func, attempts=3):": "Call a function again until it succeeds.",
+    "def find_max(items, key=None):": "Return the largest item.",
 }
 TRAINED = {"drafter-leak": "context +1", "drafter-shifted": "taps +1", "drafter-theta": "theta 10000"}
 """Drafters that were trained with a fault, where they are bundled."""
+
+TWICE_THE_BLOCK = "block-too-large"
+"""Costs this drafter nothing: its first fifteen rows draft as well before fifteen masks as before thirty-one."""
 
 BUNDLED = [name for name in TRAINED if (demo.MODELS / name).exists()]
 
@@ -64,7 +99,8 @@ BUNDLED = [name for name in TRAINED if (demo.MODELS / name).exists()]
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     folder = tmp_path_factory.mktemp("planted")
     drafters = {"trained": demo.MODELS / "drafter-a", "early": demo.MODELS / "drafter-b" / "checkpoint.pt"}
-    for name, fault in FAULTS.items():
+    twice = Fault(lambda _: {"block_size": 32}, "")
+    for name, fault in (FAULTS | {TWICE_THE_BLOCK: twice}).items():
         drafters[name] = folder / name
         shutil.copytree(demo.MODELS / "drafter-a", drafters[name])
         path = drafters[name] / "config.json"
@@ -90,8 +126,32 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
         yield addresses
 
 
-def run(services: Addresses, drafter: str, out: Path) -> Probe:
-    references = [cut(one, RESPONSE_TOKENS) for one in read_references(demo.DEMO / "references.jsonl")]
+@pytest.fixture(scope="module")
+def more_texts(services: Addresses, tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
+    """Twenty further prompts of the demo's kind, answered by the bundled target."""
+    asked = [f"Write a Python function `{name}`. {what}" for name, what in WRITE.items()]
+    asked += [
+        f'Complete this Python function.\n\n```python\n{head}\n    """{what}"""\n```' for head, what in COMPLETE.items()
+    ]
+    records = [{"id": f"more-{at}", "messages": [{"role": "user", "content": text}]} for at, text in enumerate(asked)]
+    path = tmp_path_factory.mktemp("more") / "prompts.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with services.open_target() as target:
+        plan = ReferencePlan(max_new_tokens=RESPONSE_TOKENS, tail_tokens=0)
+        frozen = freeze(
+            load_prompts(path),
+            plan,
+            path.with_name("references.jsonl"),
+            target=target,
+            source=EmbeddedSource(target),
+            progress=SilentProgress(),
+        )
+    assert len(frozen.references) == len(asked)
+    return list(frozen.references)
+
+
+def run(services: Addresses, drafter: str, out: Path, more: Sequence[Reference] = ()) -> Probe:
+    references = [cut(one, RESPONSE_TOKENS) for one in [*read_references(demo.DEMO / "references.jsonl"), *more]]
     with services.open_both() as (target_client, drafter_client):
         return probe(
             ProbeSettings(drafter=drafter, passed={}),
@@ -104,10 +164,18 @@ def run(services: Addresses, drafter: str, out: Path) -> Probe:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_planted_in_the_configuration_is_found(services: Addresses, tmp_path: Path, name: str) -> None:
-    verdict = run(services, name, tmp_path).verdict
+def test_a_fault_planted_in_the_configuration_is_found(
+    services: Addresses, request: pytest.FixtureRequest, tmp_path: Path, name: str
+) -> None:
+    more = request.getfixturevalue("more_texts") if FAULTS[name].wants_more_texts else ()
+    verdict = run(services, name, tmp_path, more).verdict
     assert verdict.kind == "found", verdict.headline
     assert verdict.findings[0].condition.name == FAULTS[name].wins
+
+
+def test_a_change_that_costs_nothing_is_not_blamed_on_anything(services: Addresses, tmp_path: Path) -> None:
+    verdict = run(services, TWICE_THE_BLOCK, tmp_path).verdict
+    assert verdict.kind != "found", verdict.headline
 
 
 @pytest.mark.parametrize("name", ["trained", "early"])
