@@ -125,7 +125,8 @@ def test_the_card_says_data_tau_and_how_it_was_made(drafter):
     assert "prompts held out" in card
     assert record["prompts"]["sha256"] in card
     assert f"torch {torch.__version__}" in card.replace("`", "")
-    assert "python -m deploy.demo.train.public --target" in card
+    assert "python -m deploy.demo.train.public --target tiny-llama --out out --prompts prompts.jsonl " in card
+    assert str(drafter.parent) not in card
 
 
 def test_a_finished_drafter_is_not_trained_again(drafter, target, prompts, capsys):

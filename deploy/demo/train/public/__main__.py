@@ -87,7 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         prompts = read_prompts(options.prompts)
         run = PublicRun(load_target(options.target, device=options.device), plan_of(options), options.out, log=log)
-        given = sys.argv[1:] if arguments is None else arguments
+        # By name only: a card is published, the folders of a machine are not.
+        given = [Path(a).name if "/" in a else a for a in (sys.argv[1:] if arguments is None else arguments)]
         run.run(prompts, prompts_file=options.prompts.name, arguments=shlex.join(given))
     except (OSError, ValueError) as error:
         print(f"{error}", file=sys.stderr)
