@@ -68,7 +68,7 @@ def plan_command(
     per_token = answer_bytes_per_token(sizes, max(1, len(taps)))
     if as_json:
         report = {
-            "model": model.name,
+            "model": model.resolve().name,
             "weights_bytes": sizes.weights_bytes,
             "answer_bytes_per_token": per_token,
             "rates": asdict(rates),
@@ -77,7 +77,7 @@ def plan_command(
         typer.echo(json.dumps(report, indent=1))
         return
     typer.echo(
-        f"{model.name}: {sizes.num_layers} layers, hidden {sizes.hidden}, {_size(sizes.weights_bytes)} of text weights "
+        f"{model.resolve().name}: {sizes.num_layers} layers, hidden {sizes.hidden}, {_size(sizes.weights_bytes)} of text weights "
         f"in BF16; an answer takes {per_token / 1e3:.1f} kB a token for {max(1, len(taps))} layers"
     )
     for plan in plans:
