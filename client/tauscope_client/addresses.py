@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tauscope_client.drafter import DrafterClient
 from tauscope_client.target import TargetClient
 from tauscope_wire.connection import Connection
+from tauscope_wire.tracing import active_tracing
 
 __all__ = ["DEFAULT_DRAFTER_URL", "DEFAULT_TARGET_URL", "TUNNEL", "Addresses"]
 
@@ -28,13 +29,16 @@ class Addresses:
     @contextmanager
     def open_target(self) -> Iterator[TargetClient]:
         """A client of the target service."""
-        with Connection(self.target_url, key=self.key) as connection:
+        with self._connect(self.target_url) as connection:
             yield TargetClient(connection)
 
     @contextmanager
     def open_both(self) -> Iterator[tuple[TargetClient, DrafterClient]]:
         """Clients of both services."""
         with ExitStack() as stack:
-            target = stack.enter_context(Connection(self.target_url, key=self.key))
-            drafter = stack.enter_context(Connection(self.drafter_url, key=self.key))
+            target = stack.enter_context(self._connect(self.target_url))
+            drafter = stack.enter_context(self._connect(self.drafter_url))
             yield TargetClient(target), DrafterClient(drafter)
+
+    def _connect(self, url: str) -> Connection:
+        return Connection(url, key=self.key, tracing=active_tracing())

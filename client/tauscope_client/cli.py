@@ -26,6 +26,7 @@ from tauscope_client.plain import shown
 from tauscope_client.provenance import client_version
 from tauscope_client.ship.command import ship_command
 from tauscope_wire.errors import TauscopeError
+from tauscope_wire.tracing import tracing_as_active, tracing_from
 
 __all__ = ["app", "main"]
 
@@ -71,7 +72,9 @@ def main(arguments: Sequence[str] | None = None, *, environ: Mapping[str, str] =
     """
     errors = Console(stderr=True, highlight=False)
     try:
-        code = app(args=arguments, standalone_mode=False, prog_name="tauscope")
+        tracing = tracing_from(environ, service="tauscope", say=lambda line: errors.print(line, soft_wrap=True))
+        with tracing_as_active(tracing):
+            code = app(args=arguments, standalone_mode=False, prog_name="tauscope")
     except TauscopeError as error:
         errors.print(f"[red]error:[/red] {shown(error.message)}", soft_wrap=True)
         return exit_code_of(error)

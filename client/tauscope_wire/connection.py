@@ -6,7 +6,7 @@ Owns URLs, headers and request encoding. It does not retry: what may be repeated
 import ssl
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -18,6 +18,7 @@ from tauscope_wire.errors import ErrorCode, WireError
 from tauscope_wire.failures import broken_connection, error_of, foreign_answer
 from tauscope_wire.request_body import JSON, MSGPACK, encode
 from tauscope_wire.source import IterSource, Source
+from tauscope_wire.tracing import Tracing
 from tauscope_wire.transport import SOURCE, FastTransport
 
 __all__ = ["Connection"]
@@ -47,6 +48,7 @@ class Connection:
         connect_timeout_s: longest wait for the connection.
         tls: context for https (own authorities).
         new_request_id: makes the value of `X-Request-Id`.
+        tracing: makes a span of every request and sends its context along.
 
     Raises:
         RequestError: an address or key that cannot be used.
@@ -62,6 +64,7 @@ class Connection:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        tracing: Tracing | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         url, uds = parse_address(self.base_url)
@@ -70,6 +73,7 @@ class Connection:
             headers["Authorization"] = f"Bearer {checked_key(key)}"
         self._timeout = httpx.Timeout(timeout_s, connect=connect_timeout_s)
         self._new_request_id = new_request_id
+        self.tracing = tracing
         self._client = httpx.Client(
             base_url=url,
             headers=headers,
@@ -176,22 +180,27 @@ class Connection:
         """An open answer with status 2xx."""
         where = f"{method} {self.base_url}{path}"
         body = encode(request) if request is not None else None
+        span: AbstractContextManager[Mapping[str, str]] = (
+            nullcontext({}) if self.tracing is None else self.tracing.asking(method, path)
+        )
         headers = {"X-Request-Id": request_id or self._new_request_id()}
         if body is not None:
             headers |= {"Content-Type": body.content_type, "Content-Length": str(body.nbytes)}
-        message = self._client.build_request(
-            method, path, params=params, headers=headers, timeout=self._timeouts(request, timeout_s), content=body
-        )
-        try:
-            response = self._client.send(message, stream=True)
+        timeout = self._timeouts(request, timeout_s)
+        with span as context:
+            message = self._client.build_request(
+                method, path, params=params, headers={**headers, **context}, timeout=timeout, content=body
+            )
             try:
-                if not response.is_success:
-                    raise error_of(response, _read_bounded(response, _MAX_ERROR_BYTES), where)
-                yield response, where
-            finally:
-                response.close()
-        except httpx.TransportError as error:
-            raise broken_connection(error, where, self.base_url) from error
+                response = self._client.send(message, stream=True)
+                try:
+                    if not response.is_success:
+                        raise error_of(response, _read_bounded(response, _MAX_ERROR_BYTES), where)
+                    yield response, where
+                finally:
+                    response.close()
+            except httpx.TransportError as error:
+                raise broken_connection(error, where, self.base_url) from error
 
     def _timeouts(self, request: BaseModel | None, timeout_s: float | None) -> httpx.Timeout:
         deadline_s = getattr(request, "deadline_s", None)

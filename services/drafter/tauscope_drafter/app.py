@@ -41,6 +41,7 @@ from tauscope_wire.messages import (
     DraftRequest,
     Limits,
 )
+from tauscope_wire.tracing import Tracing
 
 DESCRIPTION = (
     "Drafts for many anchors of a sequence at once, from the hidden states of a target model. "
@@ -63,6 +64,7 @@ class DrafterService:
         access: keys and quotas.
         drain_s: how long drafts in flight may go on once the service stops.
         gpu_memory: tells the memory of the device against its cap.
+        tracing: makes spans of requests and their stages.
     """
 
     engine: DraftingEngine
@@ -73,6 +75,7 @@ class DrafterService:
     access: Access = field(default_factory=Access)
     drain_s: float = 30.0
     gpu_memory: GpuMeter = no_gpu
+    tracing: Tracing | None = None
 
 
 def create_app(service: DrafterService) -> FastAPI:
@@ -118,6 +121,7 @@ def create_app(service: DrafterService) -> FastAPI:
         not_ready=not_ready,
         access=service.access,
         lifespan=lifespan,
+        tracing=service.tracing,
     )
     run = partial(run_draft, service.states, limits, loop)
     loading = asyncio.Lock()  # one checkpoint at a time: loading is bound by disk and memory

@@ -81,6 +81,7 @@ async def run_draft(
         conditions=conditions,
         sampling=sampling,
     )
+    queued = time.perf_counter()
     try:
         result = await loop.run(
             job,
@@ -90,7 +91,9 @@ async def run_draft(
         )
     finally:
         job.stop.set()
-    return replace(result, timing_ms={**reading, **result.timing_ms}), anchors
+    computing = sum(result.timing_ms.values())
+    waiting = {"queue": max(0.0, 1e3 * (time.perf_counter() - queued) - computing)}
+    return replace(result, timing_ms={**reading, **waiting, **result.timing_ms}), anchors
 
 
 class _Behalf(NamedTuple):

@@ -169,7 +169,7 @@ class StatesSource:
         if key is None:
             yield self._connection
             return
-        with Connection(self._connection.base_url, key=key) as own:
+        with Connection(self._connection.base_url, key=key, tracing=self._connection.tracing) as own:
             try:
                 yield own
             except (AuthenticationError, PermissionDeniedError) as error:

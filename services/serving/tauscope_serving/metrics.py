@@ -21,6 +21,7 @@ class ServiceMetrics:
     def __init__(self, prefix: str) -> None:
         self.registry = CollectorRegistry()
         self.prefix = prefix
+        self._watch_stages: Callable[[Mapping[str, float]], None] = lambda timing_ms: None
         self.requests = Counter(
             f"{prefix}_requests",
             "Requests by route, status and key",
@@ -52,8 +53,13 @@ class ServiceMetrics:
             f"{prefix}_answer_bytes", "Bytes of tensor answers, by key", ("key",), registry=self.registry
         )
 
+    def watch_stages(self, watch: Callable[[Mapping[str, float]], None]) -> None:
+        """Have stages told to somebody else as well, in the context of their request."""
+        self._watch_stages = watch
+
     def observe_stages(self, timing_ms: Mapping[str, float]) -> None:
         """Count the times that an answer reports; names that are no times (`..._tokens`) are left out."""
+        self._watch_stages(timing_ms)
         for stage, value_ms in timing_ms.items():
             if not stage.endswith("tokens"):
                 self.stage_seconds.labels(stage).observe(value_ms / 1e3)

@@ -10,7 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tauscope_serving import errors
 from tauscope_serving.metrics import ServiceMetrics
+from tauscope_serving.spans import RequestSpans
 from tauscope_wire.errors import ErrorCode, InternalError
+from tauscope_wire.tracing import Tracing
 
 log = logging.getLogger("tauscope.access")
 
@@ -26,8 +28,8 @@ class RequestRecord:
     The line holds route, status, code, key name, bytes and times. Never a body, a prompt, a query or a key.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: ServiceMetrics) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, *, metrics: ServiceMetrics, tracing: Tracing | None = None) -> None:
+        self._app = app if tracing is None else RequestSpans(app, tracing=tracing)
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

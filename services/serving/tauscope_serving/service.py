@@ -16,6 +16,7 @@ from tauscope_serving.metrics import ServiceMetrics
 from tauscope_serving.quotas import QuotaMeter
 from tauscope_serving.record import RequestRecord, note
 from tauscope_wire.messages import ErrorBody, Health
+from tauscope_wire.tracing import Tracing
 
 __all__ = ["Access", "create_service", "note"]
 
@@ -48,6 +49,7 @@ def create_service(
     not_ready: Callable[[], Sequence[str]],
     access: Access | None = None,
     lifespan: Lifespan | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """An application with everything but the service's own routes.
 
@@ -59,6 +61,7 @@ def create_service(
         not_ready: reasons why the service cannot work now; an empty sequence means ready.
         access: keys and quotas; open by default.
         lifespan: start and stop of what the service owns.
+        tracing: makes spans of requests and their stages.
     """
     app = FastAPI(
         title=title, version=version, description=description, lifespan=lifespan, responses=dict(ERROR_RESPONSES)
@@ -67,7 +70,9 @@ def create_service(
     app.state.bodies = BodyBudget()
     app.state.not_ready = not_ready  # for those that ask without HTTP: a supervisor in the same process
     errors.install(app)
-    app.add_middleware(RequestRecord, metrics=metrics)
+    app.add_middleware(RequestRecord, metrics=metrics, tracing=tracing)
+    if tracing is not None:
+        metrics.watch_stages(tracing.stages)
 
     @app.get("/healthz", tags=["health"], summary="The process answers")
     async def healthz() -> Health:

@@ -25,6 +25,7 @@ from tauscope_target.store import HandleStore
 from tauscope_target.store_folder import StoreFolder
 from tauscope_target.text_routes import TextRoutes
 from tauscope_wire.messages import TargetInfo
+from tauscope_wire.tracing import Tracing
 
 MAX_CONSECUTIVE_FAILURES = 3
 """Failed passes in a row after which the service calls itself not ready: the device is probably lost."""
@@ -40,6 +41,7 @@ def create_app(
     access: Access | None = None,
     secret: bytes | None = None,
     gpu_memory: GpuMeter = no_gpu,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The application; its lifespan owns the compute thread.
 
@@ -51,6 +53,7 @@ def create_app(
         secret: keys the handles; by default that of the spill directory, or a new one, so that handles of an earlier
             process are unknown.
         gpu_memory: tells the memory of the device against its cap.
+        tracing: makes spans of requests and their stages.
 
     Raises:
         RequestError: the spill directory or the store's folder cannot be used.
@@ -118,6 +121,7 @@ def create_app(
         not_ready=not_ready,
         access=access,
         lifespan=lifespan,
+        tracing=tracing,
     )
     app.include_router(HiddenRoutes(parts).router())
     app.include_router(FileRoute(parts).router())

@@ -2,21 +2,16 @@
 
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 
 import typer
 
 from tauscope_serving.keys_command import keys_app
+from tauscope_serving.program import run_program
 from tauscope_target.commands.golden import golden_command
 from tauscope_target.commands.plan import plan_command
 from tauscope_target.commands.serve import serve_command
-from tauscope_wire.errors import CheckpointError, MismatchError, RequestError, TauscopeError, TooLargeError
 
-TRACEBACK_VARIABLE = "TAUSCOPE_TRACEBACK"
-"""Set to see where an unexpected failure comes from."""
-
-EXIT_FAILED, EXIT_USAGE, EXIT_CHECKPOINT, EXIT_REFUSED, EXIT_INTERRUPTED = 1, 2, 3, 4, 130
 EXIT_CODES_HELP = """Exit codes: 0 done; 1 failed (a self-test, the device, the network); 2 wrong usage; 3 the
 checkpoint cannot be used; 4 refused (reference kernels, a mode that does not fit); 130 interrupted."""
 
@@ -33,17 +28,6 @@ app.command("golden")(golden_command)
 app.add_typer(keys_app(), name="keys")
 
 
-def exit_code_of(error: TauscopeError) -> int:
-    """The exit code that an error ends the program with."""
-    if isinstance(error, CheckpointError):
-        return EXIT_CHECKPOINT
-    if isinstance(error, MismatchError):
-        return EXIT_REFUSED
-    if isinstance(error, RequestError | TooLargeError):
-        return EXIT_USAGE
-    return EXIT_FAILED
-
-
 def main(arguments: Sequence[str] | None = None, *, environ: Mapping[str, str] = os.environ) -> int:
     """Run the program.
 
@@ -54,27 +38,7 @@ def main(arguments: Sequence[str] | None = None, *, environ: Mapping[str, str] =
     Returns:
         The exit code, see `EXIT_CODES_HELP`.
     """
-    try:
-        code = app(args=arguments, standalone_mode=False, prog_name="tauscope-target")
-    except TauscopeError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        return exit_code_of(error)
-    except typer.Exit as stop:
-        return stop.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        return EXIT_INTERRUPTED
-    except Exception as error:
-        if hasattr(error, "exit_code") and hasattr(error, "show"):  # a usage error of the command line
-            error.show()
-            return int(error.exit_code)
-        if environ.get(TRACEBACK_VARIABLE):
-            traceback.print_exc()
-        what = " ".join(str(error).split()) or "no message"
-        typer.echo(
-            f"error: unexpected {type(error).__name__}: {what} (set {TRACEBACK_VARIABLE}=1 to see where)", err=True
-        )
-        return EXIT_FAILED
-    return int(code or 0)
+    return run_program(app, "tauscope-target", arguments, environ=environ)
 
 
 def run() -> None:

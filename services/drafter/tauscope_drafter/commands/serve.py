@@ -13,6 +13,7 @@ from tauscope_drafter.checkpoint.options import parse_drafter
 from tauscope_drafter.commands.extras import require_extra
 from tauscope_drafter.commands.sizes import parse_bytes
 from tauscope_wire.errors import RequestError
+from tauscope_wire.tracing import active_tracing
 
 if TYPE_CHECKING:
     from tauscope_wire.connection import Connection
@@ -179,6 +180,7 @@ def serve_command(
             access=Access(keyring=Keyring(keys)),
             drain_s=settings.drain_s,
             gpu_memory=gpu_meter(where, cap_bytes=gpu_bytes),
+            tracing=active_tracing(),
         )
         url = url_of(listener, tls=tls_cert is not None)
         serve(
@@ -197,4 +199,8 @@ def _bytes(given: str | None, placed: int | None) -> int | None:
 def _connection(target_url: str | None, environ: Mapping[str, str]) -> "Connection | None":
     from tauscope_wire.connection import Connection
 
-    return None if target_url is None else Connection(target_url, key=environ.get(TARGET_KEY_VARIABLE))
+    return (
+        None
+        if target_url is None
+        else Connection(target_url, key=environ.get(TARGET_KEY_VARIABLE), tracing=active_tracing())
+    )

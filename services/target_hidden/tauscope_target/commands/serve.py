@@ -10,6 +10,7 @@ from tauscope_target.commands.extras import require_extra
 from tauscope_target.commands.loading_lines import LoadingLines
 from tauscope_target.commands.sizes import parse_bytes
 from tauscope_wire.errors import RequestError
+from tauscope_wire.tracing import active_tracing
 
 STREAMED_WAIT_MS = 50.0
 """A streamed pass takes a second or more whatever it holds: company is worth a short wait."""
@@ -183,6 +184,7 @@ def serve_command(
                 settings,
                 access=Access(keyring=Keyring(keys)),
                 gpu_memory=gpu_meter(engine.devices, cap_bytes=gpu_bytes),
+                tracing=active_tracing(),
             ),
             serving,
             listener=listener,
