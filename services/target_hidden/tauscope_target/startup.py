@@ -92,7 +92,8 @@ def start_engine(
         available_bytes=arithmetic.available_memory(),
     )
     with_head = settings.with_head and settings.deepest_layer is None
-    say(f"loading {settings.model.resolve().name}: {folder.nbytes / 1e9:.2f} GB, computing in {_name(dtype)} on {device.type}")
+    name = settings.model.resolve().name
+    say(f"loading {name}: {folder.nbytes / 1e9:.2f} GB, computing in {_name(dtype)} on {device.type}")
     plan = LoadingPlan(dtype=dtype, device=device, deepest_layer=settings.deepest_layer, with_head=with_head)
     sizes = model_sizes(
         folder,

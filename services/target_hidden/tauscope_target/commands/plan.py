@@ -77,8 +77,8 @@ def plan_command(
         typer.echo(json.dumps(report, indent=1))
         return
     typer.echo(
-        f"{model.resolve().name}: {sizes.num_layers} layers, hidden {sizes.hidden}, {_size(sizes.weights_bytes)} of text weights "
-        f"in BF16; an answer takes {per_token / 1e3:.1f} kB a token for {max(1, len(taps))} layers"
+        f"{model.resolve().name}: {sizes.num_layers} layers, hidden {sizes.hidden}, {_size(sizes.weights_bytes)} of "
+        f"text weights in BF16; an answer takes {per_token / 1e3:.1f} kB a token for {max(1, len(taps))} layers"
     )
     for plan in plans:
         typer.echo(f"  {plan.mode:<9} {_line(plan)}")
