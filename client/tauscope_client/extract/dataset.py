@@ -1,7 +1,7 @@
 """The data set that goes with the files of the layout `speculators`: ids, loss masks and lengths in the files' order.
 
-`rows.jsonl` holds the rows in the form that speculators takes as its own tokenised input. With pyarrow
-installed the folder is also what `datasets.load_from_disk` opens, so that training can begin at once.
+`rows.jsonl` holds the rows as text. With pyarrow installed the folder is also what `datasets.load_from_disk` opens, so
+that training can begin at once; without it, `datasets` makes that of the rows wherever training runs.
 """
 
 import json
@@ -68,5 +68,6 @@ def write_dataset(table: SampleTable, folder: Path) -> bool:
 
 def _write_rows(file: BinaryIO, table: SampleTable) -> None:
     for sample in table:
-        row = {"input_ids": sample.token_ids, "loss_mask": sample.loss_mask().tolist()}
+        mask = sample.loss_mask().tolist()
+        row = {"input_ids": sample.token_ids, "loss_mask": mask, "seq_len": sample.num_tokens}
         file.write(json.dumps(row).encode() + b"\n")

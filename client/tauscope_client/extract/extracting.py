@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from tauscope_client.extract.dataset import write_dataset
+from tauscope_client.extract.dataset import ROWS_NAME, write_dataset
 from tauscope_client.extract.fleet import Fleet
 from tauscope_client.extract.index import Index, is_intact
 from tauscope_client.extract.layouts import estimated_bytes
@@ -30,6 +30,11 @@ from tauscope_client.workers import run_all
 from tauscope_wire.errors import CheckpointError, RequestError, TauscopeError, TooLargeError
 
 __all__ = ["Extracted", "extract"]
+
+NO_PYARROW = (
+    f"pyarrow is not installed: {ROWS_NAME} is written, the data set for load_from_disk is not. Install it with: "
+    "pip install 'tauscope[report]' and run the same command again, or see docs/extract-hidden-states.md"
+)
 
 
 @dataclass(frozen=True)
@@ -112,8 +117,8 @@ def extract(
             failures: list[Failure] = []
             if not dry_run:
                 failures = _fetch(missing, table, index, writer, settings, sizes=sizes, meter=meter, clock=clock)
-                if settings.layout.name == "speculators":
-                    write_dataset(table, folder)
+                if settings.layout.name == "speculators" and not write_dataset(table, folder):
+                    meter.note(NO_PYARROW)
             return Extracted(
                 num_samples=len(table),
                 num_finished=len(index.entries),

@@ -1,8 +1,8 @@
 """What the files of an extraction look like: ours, and those that the training programs read.
 
-    plain             data/rows_0-5000/00000000.safetensors: token_ids [T], loss_mask [T], hidden_states [T, P, H]
+    plain             data/00000/00000000.safetensors: token_ids [T], loss_mask [T], hidden_states [T, P, H]
     speculators       hidden_states/hs_0.safetensors: the same; the last plane is the last layer before the final norm
-    specforge         data/rows_0-5000/data_0.ckpt: input_ids [T], loss_mask [T], aux_hidden_state [1, T, P*H],
+    specforge         data/00000/data_00000000.ckpt: input_ids [T], loss_mask [T], aux_hidden_state [1, T, P*H],
                       hidden_state [1, T, H]
     specforge-dflash  the same file: input_ids [T], loss_mask [T], hidden_states [1, T, P*H]
     specforge-dspark  as specforge-dflash, and target_last_hidden_states [1, T, H]
@@ -32,7 +32,7 @@ ID_BYTES = 16
 FRAME_BYTES = 4096
 """More than any header here takes."""
 ROWS_PER_FOLDER = 5000
-"""So that no folder holds millions of files; SpecForge's own preparation makes the same folders."""
+"""So that no folder holds millions of files. Names are padded: SpecForge reads files in the order of their names."""
 
 States = npt.NDArray[Any]
 
@@ -134,7 +134,7 @@ class TorchLayout:
 
     def path(self, row: int) -> PurePosixPath:
         """See `Layout`."""
-        return _grouped(row, f"data_{row}.ckpt")
+        return _grouped(row, f"data_{row:08d}.ckpt")
 
     def write(self, file: BinaryIO, sample: Sample, states: Sequence[States], facts: Mapping[str, str]) -> None:
         """See `Layout`; the file has no place for facts."""
@@ -151,8 +151,7 @@ class TorchLayout:
 
 
 def _grouped(row: int, name: str) -> PurePosixPath:
-    first = row - row % ROWS_PER_FOLDER
-    return PurePosixPath("data", f"rows_{first}-{first + ROWS_PER_FOLDER}", name)
+    return PurePosixPath("data", f"{row // ROWS_PER_FOLDER:05d}", name)
 
 
 LAYOUTS: dict[str, Layout] = {

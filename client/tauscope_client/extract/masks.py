@@ -2,7 +2,7 @@
 
 A template renders a conversation; no tokenizer is here, so the service renders prefixes of it. The answer of a turn
 begins where the whole text leaves the prompt that asks for this turn, and ends with its first stop id, or where the
-text leaves the conversation that ends with this turn.
+text leaves the conversation that ends with this turn. What a template puts between stop and next turn does not count.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -42,10 +42,14 @@ def answered_spans(
         before = render(messages[:turn], False) if turn else ()
         start = _common(whole, render(messages[:turn], True)) if turn else 0
         ended = whole if turn == len(messages) - 1 else render(messages[: turn + 1], False)
-        stop = _common(whole, ended)
         if start < len(before) or _common(whole, before) < len(before):
             continue  # the template rewrote what came before
-        stop = next((place + 1 for place in range(start, stop) if whole[place] in stop_ids), stop)
+        bound = _common(whole, ended)
+        if bound <= start:  # rewritten since it was the last turn: only a stop id says where it ends
+            bound = len(whole)
+            if not any(token in stop_ids for token in whole[start:]):
+                continue
+        stop = next((place + 1 for place in range(start, bound) if whole[place] in stop_ids), bound)
         if start < stop:
             spans.append((start, stop))
     return tuple(spans)

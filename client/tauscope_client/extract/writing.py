@@ -93,9 +93,12 @@ class SampleWriter:
 
     def _facts(self, sample: Sample, answer: HiddenAnswer) -> dict[str, str]:
         facts: dict[str, Any] = {
+            "id": sample.id,
+            "model": answer.model.id,
+            "revision": answer.model.revision,
             "planes": list(self.planes),
             "numerics": answer.numerics.model_dump(),
             "digest": answer.digest,
         }
-        plain = {"id": sample.id, "model": answer.model.id, "revision": answer.model.revision}
-        return {**plain, **{name: json.dumps(value) for name, value in facts.items()}}
+        # Under one name: the safetensors library writes several in a random order, and equal samples give equal files.
+        return {"tauscope": json.dumps(facts)}
