@@ -19,7 +19,7 @@ from tauscope_client.runs.comparison import (
     strata_rows,
     used_definitions,
 )
-from tauscope_client.runs.headline import is_sampled, kind_of_text, tau_label
+from tauscope_client.runs.headline import kind_of_text, tau_label
 from tauscope_client.runs.served import served_lines
 
 __all__ = ["TerminalProgress", "show_results"]
@@ -63,7 +63,7 @@ def show_results(results: Mapping[str, Any], console: Console) -> None:
     for line in [*comparison_lines(results), *served_lines(results), *agreement_line(results)]:
         console.print(shown(line), soft_wrap=True)
     _show_positions(drafters, console)
-    for label, text in used_definitions(results["definitions"], is_expected=is_sampled(results)):
+    for label, text in used_definitions(results):
         console.print(f"[bold]{shown(label)}[/bold]: {shown(text)}", soft_wrap=True)
     for warning in results["warnings"]:
         console.print(f"[yellow]careful:[/yellow] {shown(warning)}", soft_wrap=True)

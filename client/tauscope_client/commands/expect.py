@@ -13,6 +13,7 @@ from tauscope_client.expecting import Sampling, expect_acceptance
 from tauscope_client.metrics import Interval
 from tauscope_client.plain import shown
 from tauscope_client.runs.files import write_json
+from tauscope_client.runs.headline import kind_of_text
 from tauscope_client.runs.loading import load_run
 from tauscope_client.terminal import TerminalProgress, stdout_console
 
@@ -34,7 +35,8 @@ def expect_command(
 ) -> None:
     """Expected tau at a temperature above 0, from target and draft distributions along the texts of a run.
 
-    An expectation along given (greedy) texts, not a count: sampled text is harder than greedy text.
+    An expectation along given texts, not a count. Sampled text is harder than greedy text: for an expectation along
+    text sampled at the same temperature evaluate with `tauscope eval --temperature`.
     """
     loaded = load_run(run)
     names = [loaded.check_drafter(name) for name in drafter or loaded.drafters]
@@ -51,7 +53,7 @@ def expect_command(
     write_json(path, value | {"drafters": {one.drafter: one.to_dict() for one in found}})
     table = Table(title=f"expected tau at temperature {temperature:g}", title_justify="left")
     table.add_column("drafter")
-    for head in ("sampled drafts", "greedy drafts", "tau at 0"):
+    for head in ("sampled drafts", "greedy drafts", "tau along the text"):
         table.add_column(head, justify="right")
     for one in found:
         greedy = loaded.results["drafters"][one.drafter]["overall"]["values"]["tau"]
@@ -61,7 +63,7 @@ def expect_command(
     console.print(table)
     console.print(
         "sampled drafts: each is accepted with chance sum min(p, q); greedy drafts: with chance p of the best token. "
-        "An expectation along the run's greedy texts, not a count.",
+        f"An expectation along the run's texts ({kind_of_text(loaded.results)}), not a count.",
         markup=False,
         soft_wrap=True,
     )

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from tauscope_client.report.charts import Series, bar_chart, line_chart
 from tauscope_client.report.interval_chart import Estimate, IntervalRow, interval_chart
+from tauscope_client.runs.comparison import TREE, tree_definition
 
 __all__ = ["Chart", "Figure", "figures_of"]
 
@@ -128,7 +129,7 @@ def _trees(names: Sequence[str], overall: Sequence[Any], definitions: Mapping[st
         "budgets",
         "DDTree budgets",
         svg,
-        definitions[f"ddtree_tau_{budgets[0]}"].replace(f"the {budgets[0]} most", "the M most"),
+        tree_definition(definitions, f"{TREE}{budgets[0]}"),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tauscope_client.runs.headline import headline_name, tau_label
+from tauscope_client.runs.headline import headline_name, is_sampled, tau_label
 
 __all__ = [
     "ENGINES",
@@ -17,6 +17,7 @@ __all__ = [
     "position_rows",
     "split_rows",
     "strata_rows",
+    "tree_definition",
     "used_definitions",
     "with_interval",
 ]
@@ -59,6 +60,9 @@ EXPECTED_HEADLINES = (
 )
 """What leads a run over sampled references; tau then is a match with one sample and says so."""
 
+TREE = "ddtree_tau_"
+"""How the names of tree budgets begin."""
+
 ONE_SAMPLE = "matches with this one sample"
 
 _CURVES = (
@@ -89,7 +93,7 @@ def with_interval(part: Mapping[str, Any], name: str, *, is_share: bool = False)
 def headline_rows(drafters: Mapping[str, Any]) -> list[Row]:
     """Headline numbers over all prompts, each with its interval."""
     overall = [drafter["overall"] for drafter in drafters.values()]
-    trees = [name for name in (overall[0]["values"] if overall else ()) if name.startswith("ddtree_tau_")]
+    trees = [name for name in (overall[0]["values"] if overall else ()) if name.startswith(TREE)]
     is_expected = any(EXPECTED_HEADLINES[0].name in part["values"] for part in overall)
     expected = EXPECTED_HEADLINES if is_expected else ()
     plain = [
@@ -215,8 +219,25 @@ def position_rows(drafter: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def used_definitions(definitions: Mapping[str, str], *, is_expected: bool = False) -> list[tuple[str, str]]:
-    """Label and definition of everything the rows show."""
-    lines = [*(EXPECTED_HEADLINES if is_expected else ()), *HEADLINES]
+def used_definitions(results: Mapping[str, Any], *, with_engines: bool = False) -> list[tuple[str, str]]:
+    """Label and definition of everything the rows show.
+
+    Args:
+        results: the content of `results.json`.
+        with_engines: also those of `engine_rows`.
+    """
+    definitions = results["definitions"]
+    lines = [*(EXPECTED_HEADLINES if is_sampled(results) else ()), *HEADLINES]
     pairs = [(line.label, definitions[line.name]) for line in lines if line.name in definitions]
-    return pairs + [(label, definitions[name]) for name, label in _CURVES if name in definitions]
+    first = next(iter(results["drafters"].values()), None)
+    trees = [name for name in (first["overall"]["values"] if first else ()) if name.startswith(TREE)]
+    pairs += [("DDTree tau, M nodes", tree_definition(definitions, name)) for name in trees[:1]]
+    pairs += [(label, definitions[name]) for name, label in _CURVES if name in definitions]
+    if with_engines:
+        pairs += [(line.label, definitions[line.name]) for line in ENGINES if line.name in definitions]
+    return pairs
+
+
+def tree_definition(definitions: Mapping[str, str], name: str) -> str:
+    """The definition of one tree budget, said for all of them."""
+    return definitions[name].replace(f"the {name.removeprefix(TREE)} most", "the M most")

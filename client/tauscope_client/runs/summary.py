@@ -14,7 +14,7 @@ from tauscope_client.runs.comparison import (
     strata_rows,
     used_definitions,
 )
-from tauscope_client.runs.headline import is_sampled, kind_of_text, tau_label
+from tauscope_client.runs.headline import kind_of_text, tau_label
 from tauscope_client.runs.manifest import Manifest
 from tauscope_client.runs.served import served_lines
 
@@ -57,10 +57,7 @@ def summary_markdown(results: Mapping[str, Any], manifest: Manifest) -> str:
         lines += ["", "Not evaluated:", ""]
         lines += [f"- `{_cell(f['id'])}` ({_cell(f['stage'])}): {_cell(f['message'])}" for f in results["failures"]]
     lines += ["", "What the numbers mean:", ""]
-    lines += [
-        f"- **{label}**: {text}."
-        for label, text in used_definitions(results["definitions"], is_expected=is_sampled(results))
-    ]
+    lines += [f"- **{label}**: {text}." for label, text in used_definitions(results, with_engines=True)]
     versions = ", ".join(f"{name} {value}" for name, value in manifest.versions.items())
     lines += ["", f"Made with {versions}; everything else is in `manifest.json`."]
     return "\n".join(lines) + "\n"
