@@ -151,7 +151,7 @@ def test_an_index_may_not_point_outside_of_its_folder(tmp_path: Path) -> None:
     [
         ([], ErrorCode.CHECKPOINT_MISSING, "no .safetensors"),
         (["a.safetensors", "b.safetensors"], ErrorCode.CHECKPOINT_AMBIGUOUS, "2 weight files"),
-        ([".metadata"], ErrorCode.CHECKPOINT_UNSUPPORTED, "distributed"),
+        ([".metadata"], ErrorCode.CHECKPOINT_CORRUPT, "not the index of a torch.distributed"),
     ],
 )
 def test_a_folder_that_does_not_say_which_file_lists_the_choices(

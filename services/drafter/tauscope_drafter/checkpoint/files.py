@@ -2,13 +2,14 @@
 
 Safetensors (one file, or shards with an index) are read tensor by tensor. Pickled files (`.pt`, `.pth`, `.bin`,
 `.ckpt`) are opened with `weights_only=True` and memory-mapped, so that optimizer state beside the weights costs no
-memory; one that wants to run code is refused, always.
+memory; one that wants to run code is refused, always. Folders of torch.distributed are in `distributed`.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
+from tauscope_drafter.checkpoint.distributed import INDEX_NAME, DistributedFiles
 from tauscope_drafter.checkpoint.pickles import PickleFiles
 from tauscope_drafter.checkpoint.safetensors_files import SafetensorsFiles
 from tauscope_drafter.checkpoint.tensor_file import TensorFile
@@ -34,6 +35,8 @@ def find_files(path: Path) -> tuple[Path, ...]:
         CheckpointError: nothing there, or several files without an index to say which.
     """
     if path.is_file():
+        if path.name == INDEX_NAME:
+            return find_files(path.parent)
         return _shards(path) if path.name.endswith(".index.json") else (path,)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such file or folder", ErrorCode.CHECKPOINT_MISSING)
@@ -56,12 +59,9 @@ def find_files(path: Path) -> tuple[Path, ...]:
             f"{path}: {len(found)} weight files and no index ({names}); give the path of one file",
             ErrorCode.CHECKPOINT_AMBIGUOUS,
         )
-    if (path / ".metadata").is_file() or (path / "model" / ".metadata").is_file():
-        raise CheckpointError(
-            f"{path}: a torch.distributed checkpoint, whose index is a pickle that would have to be trusted; "
-            "export it to one file with the trainer's own extraction script and give that",
-            ErrorCode.CHECKPOINT_UNSUPPORTED,
-        )
+    for folder in (path, path / "model"):
+        if (folder / INDEX_NAME).is_file():
+            return (folder / INDEX_NAME, *sorted(folder.glob("*.distcp")))
     raise CheckpointError(
         f"{path}: no .safetensors, .pt, .pth, .bin or .ckpt file in the folder", ErrorCode.CHECKPOINT_MISSING
     )
@@ -100,6 +100,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def open_tensors(path: Path) -> TensorFile:
     """Open what `find_files` found; data stay on disk."""
     files = find_files(path)
+    if files[0].name == INDEX_NAME:
+        return DistributedFiles(files)
     kinds = {p.suffix == ".safetensors" for p in files}
     if kinds == {True}:
         return SafetensorsFiles(files)

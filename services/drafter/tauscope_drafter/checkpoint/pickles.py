@@ -39,7 +39,7 @@ class PickleFiles:
         for path in paths:
             found, key = _tensor_dict(_load_pickle(path), path)
             for name, tensor in found.items():
-                _check_storage(name, tensor, path)
+                check_storage(name, tensor, path)
             self._tensors |= found
             self.state_key = key
 
@@ -55,7 +55,7 @@ class PickleFiles:
         return self._tensors[name]
 
 
-def _check_storage(name: str, tensor: Tensor, path: Path) -> None:
+def check_storage(name: str, tensor: Tensor, path: Path) -> None:
     """Refuse tensors that are larger than the bytes behind them, or have none: copying them would fill the memory."""
     held = tensor.untyped_storage().nbytes() if tensor.layout == torch.strided and not tensor.is_meta else 0
     claimed = tensor.numel() * tensor.element_size()
