@@ -53,7 +53,12 @@ def test_the_headline_is_the_expectation_and_settings_and_seeds_are_recorded(ser
         assert values["expected_tau_greedy"] == pytest.approx(values["tau"])
         assert drafter["overall"]["intervals"]["expected_tau_sampled"]["estimate"] == pytest.approx(values["tau"])
         assert not any(name.startswith("ddtree") for name in values)
-        assert "context length" not in drafter["strata"]
+        for name in ("context length", "answer position"):
+            strata = drafter["strata"][name]
+            counted = sum(stratum["num_counted"] for stratum in strata)
+            assert counted == pytest.approx(drafter["overall"]["counts"]["num_rounds"])
+            tokens = sum(stratum["estimate"] * stratum["num_counted"] for stratum in strata)
+            assert tokens / counted == pytest.approx(values["tau"])
     assert "expected_tau_sampled" in results["comparisons"][0]["statistics"]
     assert "agreement" not in " ".join(results["warnings"])
     summary = (tmp_path / "run" / "summary.md").read_text()

@@ -8,7 +8,7 @@ What every number means is in `DEFINITIONS`.
 from tauscope_client.metrics.compare import Comparison, compare
 from tauscope_client.metrics.definitions import DEFINITIONS, TOP_KS, TREE_BUDGETS
 from tauscope_client.metrics.estimates import intervals_of
-from tauscope_client.metrics.expectations import EXPECTATIONS, expected_ratios
+from tauscope_client.metrics.expectations import EXPECTATIONS, expected_ratios, weighted_rounds
 from tauscope_client.metrics.intervals import Interval
 from tauscope_client.metrics.prompts import PromptResult, Ratio, measure
 from tauscope_client.metrics.speed import SpeedEstimate, estimate_speed
@@ -47,4 +47,5 @@ __all__ = [
     "summarise",
     "tree_walks",
     "walk",
+    "weighted_rounds",
 ]

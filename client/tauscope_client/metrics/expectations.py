@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tauscope_client.metrics.prompts import Ratio
-from tauscope_client.metrics.sampling import expected_accepted, expected_walk
+from tauscope_client.metrics.sampling import expected_accepted, expected_rounds, expected_walk
 from tauscope_client.metrics.trace import Trace
 
-__all__ = ["DRAFTINGS", "EXPECTATIONS", "expected_ratios"]
+__all__ = ["DRAFTINGS", "EXPECTATIONS", "expected_ratios", "weighted_rounds"]
 
 DRAFTINGS = ("sampled", "greedy")
 """How drafts are chosen: drawn from q (accepted with sum min(p, q)), or the best token of q (with p of it)."""
@@ -22,6 +22,13 @@ EXPECTATIONS = tuple(
     f"{name}_{how}" for name in ("expected_tau", "expected_emitted", "expected_acceptance") for how in DRAFTINGS
 )
 """Names in `DEFINITIONS`; the first is the headline of sampled references."""
+
+
+def weighted_rounds(trace: Trace, rates: NDArray[np.float64]) -> tuple[tuple[int, float, float], ...]:
+    """Anchor, chance of a round there, and tokens that it emits on average; errors as `expected_ratios`."""
+    chances, emitted = expected_rounds(trace, rates)
+    start = trace.response_start
+    return tuple((start + at, *one) for at, one in enumerate(zip(chances.tolist(), emitted.tolist(), strict=True)))
 
 
 def expected_ratios(trace: Trace, alphas: Mapping[str, NDArray[np.float64]]) -> dict[str, Ratio]:

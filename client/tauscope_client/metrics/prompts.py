@@ -44,6 +44,8 @@ class PromptResult:
         positions_walk: per-position counts over the anchors the walk visits.
         positions_all: the same over all response anchors.
         rank_counts: int64 [K, k + 1], labels within the text by place; the last column is "not among the kept".
+        weighted_rounds: along sampled text the rounds that sampling would run: anchor, chance of a round there, tokens
+            it emits on average. Empty along greedy text, where rounds are counted.
     """
 
     prompt_id: str
@@ -56,6 +58,7 @@ class PromptResult:
     positions_walk: PositionCounts
     positions_all: PositionCounts
     rank_counts: NDArray[np.int64]
+    weighted_rounds: tuple[tuple[int, float, float], ...] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -21,6 +21,7 @@ __all__ = [
     "distribution",
     "equality_acceptance",
     "expected_accepted",
+    "expected_rounds",
     "expected_walk",
     "on_vocabulary",
     "one_hot_acceptance",
@@ -123,12 +124,25 @@ def expected_accepted(alphas: FloatArray) -> FloatArray:
 def expected_walk(trace: Trace, alphas: FloatArray) -> Ratio:
     """Tokens and expected rounds of the serving walk along the trace's text; their quotient is the expected tau.
 
+    Args and errors as `expected_rounds`.
+    """
+    chances, _ = expected_rounds(trace, alphas)
+    return Ratio(chances.size, float(chances.sum()))
+
+
+def expected_rounds(trace: Trace, alphas: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Chance that the serving walk begins a round at each position, and what such a round emits on average.
+
     An anchor is visited with the chance that some earlier round stops just before it; those chances follow from left to
     right. With acceptances of 0 and 1 this is the walk itself.
 
     Args:
         trace: gives the anchors and the end of the text; its anchors must cover every response position before it.
         alphas: float64 [A, K], acceptance of each draft position at each anchor.
+
+    Returns:
+        Chances and emitted tokens (cut at the end of the text), float64 [R - 1] each, for the R - 1 positions of the
+        response before its end; the sum of their products is R - 1.
 
     Raises:
         ValueError: shapes or anchors do not fit.
@@ -149,7 +163,9 @@ def expected_walk(trace: Trace, alphas: FloatArray) -> Ratio:
     visits[0] = 1.0
     for index in range(steps):
         visits[index + 1 : index + 2 + trace.num_drafts] += visits[index] * stops[index]
-    return Ratio(steps, float(visits[:steps].sum()))
+    left = steps - np.arange(steps)
+    emitted = 1.0 + np.where(np.arange(1, trace.num_drafts + 1) < left[:, None], reach, 0.0).sum(axis=1)
+    return visits[:steps], emitted
 
 
 def tree_expected_accepted(parents: Sequence[int], node_p: FloatArray) -> float:

@@ -1,7 +1,7 @@
 """One statistic by stratum: any tag of the prompts, length of the context, position in the answer."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -59,14 +59,17 @@ def by_tag(
 def by_context_length(
     prompts: Sequence[PromptResult], edges: Sequence[int] = CONTEXT_EDGES, *, level: float = 0.95, seed: int = 0
 ) -> tuple[Stratum, ...]:
-    """Tau by the context length of each round: the tokens before its anchor, prompt and answer together."""
+    """Tau by the context length of each round: the tokens before its anchor, prompt and answer together.
+
+    Along sampled text the rounds are expected ones, see `PromptResult.weighted_rounds`.
+    """
     return _by_round(prompts, edges, lambda prompt, anchor: anchor, level=level, seed=seed)
 
 
 def by_answer_position(
     prompts: Sequence[PromptResult], edges: Sequence[int] = ANSWER_EDGES, *, level: float = 0.95, seed: int = 0
 ) -> tuple[Stratum, ...]:
-    """Tau by the position of each round's anchor in the answer, from 0."""
+    """Tau by the position of each round's anchor in the answer, from 0; rounds as in `by_context_length`."""
     return _by_round(prompts, edges, lambda prompt, anchor: anchor - prompt.prompt_tokens, level=level, seed=seed)
 
 
@@ -82,14 +85,21 @@ def _by_round(
         raise ValueError(f"edges={list(edges)}: expected ascending numbers of tokens that start at 0")
     buckets: dict[int, dict[str, Ratio]] = {}
     for prompt in prompts:
-        for anchor, emitted in zip(prompt.walk.anchors, prompt.walk.emitted, strict=True):
+        for anchor, chance, emitted in _rounds(prompt):
             bucket = buckets.setdefault(bisect_right(edges, place(prompt, anchor)) - 1, {})
             so_far = bucket.get(prompt.prompt_id, Ratio(0, 0))
-            bucket[prompt.prompt_id] = Ratio(so_far.numerator + emitted, so_far.denominator + 1)
+            bucket[prompt.prompt_id] = Ratio(so_far.numerator + chance * emitted, so_far.denominator + chance)
     return tuple(
         _stratum(_label(edges, at), list(buckets[at].values()), bounds=(1.0, inf), level=level, seed=seed)
         for at in sorted(buckets)
     )
+
+
+def _rounds(prompt: PromptResult) -> Iterable[tuple[int, float, float]]:
+    """Anchor, chance and emitted tokens of each round; rounds of a walk are certain."""
+    if prompt.weighted_rounds:
+        return prompt.weighted_rounds
+    return ((anchor, 1, emitted) for anchor, emitted in zip(prompt.walk.anchors, prompt.walk.emitted, strict=True))
 
 
 def _label(edges: Sequence[int], at: int) -> str:

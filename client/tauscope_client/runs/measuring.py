@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tauscope_client.metrics import PromptResult, Ratio, expected_ratios, measure, tree_walks
+from tauscope_client.metrics import PromptResult, Ratio, expected_ratios, measure, tree_walks, weighted_rounds
 from tauscope_client.references.record import Reference
 from tauscope_client.runs.acceptance_files import acceptances_path, has_acceptances, read_acceptances
 from tauscope_client.runs.files import safe_name
@@ -42,7 +42,8 @@ def measure_turn(
     if reference.temperature > 0 and not trace.is_empty:
         rates = read_acceptances(acceptances_path(run, drafter, reference.id), reference)
         expected = expected_ratios(trace, {"sampled": rates.sampled, "greedy": rates.greedy})
-        found = replace(found, ratios={**found.ratios, **expected})
+        rounds = weighted_rounds(trace, rates.sampled)
+        found = replace(found, ratios={**found.ratios, **expected}, weighted_rounds=rounds)
     if not tree_budgets or trace.is_empty:
         return found
     wide = read_wide_rows(wide_rows_path(run, drafter, reference.id), reference)

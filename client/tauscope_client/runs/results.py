@@ -112,9 +112,8 @@ def _drafter(prompts: Sequence[PromptResult], *, is_greedy: bool) -> dict[str, A
     strata: dict[str, Sequence[Stratum]] = {
         tag: by_tag(prompts, tag, statistic="tau" if is_greedy else EXPECTATIONS[0]) for tag in strata_tags(prompts)
     }
-    if is_greedy:  # these count rounds of the walk, which along sampled text match one sample of many
-        strata[CONTEXT_LENGTH] = by_context_length(prompts)
-        strata[ANSWER_POSITION] = by_answer_position(prompts)
+    strata[CONTEXT_LENGTH] = by_context_length(prompts)
+    strata[ANSWER_POSITION] = by_answer_position(prompts)
     return {
         "overall": _pooled(prompts),
         "splits": {split: _pooled([p for p in prompts if p.tags["split"] == split]) for split in splits},

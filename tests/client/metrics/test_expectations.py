@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tauscope_client.metrics.expectations import EXPECTATIONS, expected_ratios
+from tauscope_client.metrics.expectations import EXPECTATIONS, expected_ratios, weighted_rounds
+from tauscope_client.metrics.ranks import label_ranks
 from tauscope_client.metrics.trace import Trace
+from tauscope_client.metrics.walk import walk
 
 Make = Callable[..., Trace]
 
@@ -43,3 +45,37 @@ def test_expectations_equal_loops_over_the_text(make_random_trace: Make, seed: i
         emitted, num_anchors, acceptance, num_positions = by_hand(trace, rates)
         assert found[f"expected_emitted_{how}"] == (pytest.approx(emitted), num_anchors)
         assert found[f"expected_acceptance_{how}"] == (pytest.approx(acceptance), num_positions)
+
+
+@given(seed=st.integers(0, 2**32 - 1), num_drafts=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_weighted_rounds_cover_the_text_and_with_certain_drafts_are_the_walk(
+    make_random_trace: Make, seed: int, num_drafts: int
+) -> None:
+    trace = make_random_trace(seed, num_drafts=num_drafts, top_k=2)
+    rates = np.random.default_rng(seed).random(trace.draft_ids.shape)
+    found = weighted_rounds(trace, rates)
+    tokens, rounds = expected_ratios(trace, {"sampled": rates})["expected_tau_sampled"]
+    assert sum(chance for _, chance, _ in found) == pytest.approx(rounds)
+    assert sum(chance * emitted for _, chance, emitted in found) == pytest.approx(tokens)
+    certain = weighted_rounds(trace, (label_ranks(trace).ranks == 0).astype(float))
+    visited = [(anchor, emitted) for anchor, chance, emitted in certain if chance]
+    assert visited == list(zip(walk(trace).anchors, walk(trace).emitted, strict=True))
+
+
+def test_the_mean_of_simulated_rounds_is_what_weighted_rounds_say(make_random_trace: Make) -> None:
+    trace = make_random_trace(7, num_drafts=3, top_k=2)
+    rng = np.random.default_rng(7)
+    rates, steps, num_walks = rng.random(trace.draft_ids.shape), trace.num_response_tokens - 1, 20_000
+    counts = np.zeros(steps)
+    for _ in range(num_walks):
+        at = 0
+        while at < steps:
+            counts[at] += 1
+            accepted = 0
+            while accepted < 3 and rng.random() < rates[at, accepted]:
+                accepted += 1
+            at += accepted + 1
+    chances = [chance for _, chance, _ in weighted_rounds(trace, rates)]
+    # A share of 20,000 walks has a standard error of at most 0.0036; five of them.
+    assert counts / num_walks == pytest.approx(chances, abs=0.018)
