@@ -12,6 +12,7 @@ from tauscope_client.exit_codes import EXIT_CODES_HELP
 from tauscope_client.expecting import Sampling, expect_acceptance
 from tauscope_client.metrics import Interval
 from tauscope_client.plain import shown
+from tauscope_client.runs.drafter_warnings import grouped
 from tauscope_client.runs.files import write_json
 from tauscope_client.runs.headline import kind_of_text
 from tauscope_client.runs.loading import load_run
@@ -67,9 +68,8 @@ def expect_command(
         markup=False,
         soft_wrap=True,
     )
-    for one in found:
-        for warning in one.warnings:
-            console.print(f"[yellow]careful:[/yellow] {shown(one.drafter)}: {shown(warning)}", soft_wrap=True)
+    for line in grouped((one.drafter, warning) for one in found for warning in one.warnings):
+        console.print(f"[yellow]careful:[/yellow] {shown(line)}", soft_wrap=True)
     console.print(str(path), markup=False, soft_wrap=True)
 
 
