@@ -13,6 +13,7 @@ from drafter import reference, reference_heads
 from drafter.reference_heads import Rows, Walk
 from kit import drafters
 from tauscope_drafter.checkpoint.options import LoadOptions
+from tauscope_drafter.families.family import label_warnings
 from tauscope_drafter.loading import Loaded, Place, load, open_place
 
 # float32 through a few layers against float64, on logits of order ten
@@ -226,6 +227,8 @@ def test_labels_change_rows_after_a_miss_exactly_where_the_network_says_that_row
     assert not torch.equal(free.token_ids[:, 0], IDS[torch.tensor(ANCHORS) + 1])  # random drafts miss at once
     assert torch.equal(free.top_logprobs[:, 0], forced.top_logprobs[:, 0])
     assert torch.equal(free.top_logprobs, forced.top_logprobs) is not drafter.network.rows_depend_on_drafts
+    assert len(label_warnings(drafter.network, labels=True)) == drafter.network.rows_depend_on_drafts
+    assert not label_warnings(drafter.network, labels=False)
 
 
 @pytest.mark.parametrize("name", CASES)

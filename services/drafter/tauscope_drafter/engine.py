@@ -19,7 +19,7 @@ from tauscope_drafter.confinement import confined
 from tauscope_drafter.context_cache import CachedContext, ContextCache
 from tauscope_drafter.contract import ContextCounts, DraftJob, DraftResult, ProbeSource, StatesArray
 from tauscope_drafter.expected import Judge
-from tauscope_drafter.families.family import Drafts, Network
+from tauscope_drafter.families.family import Drafts, Network, label_warnings
 from tauscope_drafter.fingerprint import fingerprint
 from tauscope_drafter.leases import EngineLease, Entry
 from tauscope_drafter.loading import Loaded, Place, estimate_bytes, load
@@ -162,7 +162,7 @@ class Engine:
             token_ids=token_rows.numpy().astype(np.int32),
             top_ids=top_ids.numpy().astype(np.int32),
             top_logprobs=top_logprobs.numpy(),
-            warnings=[*lease.card.warnings, *cached.warnings],
+            warnings=[*lease.card.warnings, *cached.warnings, *label_warnings(network, labels=job.labels)],
             timing_ms={"fuse": 1000 * (fused - started), "draft": 1000 * (done - fused)},
             rates=_joined(rates) if rates else None,
         )

@@ -19,6 +19,11 @@ from tauscope_drafter.head import Embedding, Head
 from tauscope_drafter.recording import Judged, JudgeLike, Ranks, Recorder
 from tauscope_drafter.spec import DrafterSpec
 
+_FOLLOWS_LABELS = (
+    "rows follow the text's own tokens: chain acceptance is exact, top-k and tree figures take every row as if the "
+    "tokens before it had been the right ones"
+)
+
 Shapes = Mapping[str, tuple[int, ...]]
 Weights = Mapping[str, Tensor]
 
@@ -73,6 +78,11 @@ def previous_tokens(own: Tensor, token_ids: Tensor, anchors: Sequence[int], step
     places = torch.tensor(anchors, device=own.device) + step
     inside = places < len(token_ids)
     return torch.where(inside, token_ids[places.clamp_max(len(token_ids) - 1)], own)
+
+
+def label_warnings(network: "Network", *, labels: bool) -> list[str]:
+    """What the reader of rows must know that were made with the labels before them."""
+    return [_FOLLOWS_LABELS] if labels and network.rows_depend_on_drafts else []
 
 
 def recorder_for(head: Head, top_k: int, judge: JudgeLike | None) -> Recorder:
