@@ -110,7 +110,7 @@ def extract(
             raise RequestError(f"{texts}: no text can be extracted{first}")
         with closing(Index(folder / "index.jsonl")) as index:
             damaged = index.keep(lambda entry: is_intact(folder, entry)) if verify else []
-            writer = SampleWriter(folder, settings, fleet, retries)
+            writer = SampleWriter(folder, settings, fleet, retries, note=meter.note)
             sizes = _sizes(table, settings, fleet, len(writer.planes))
             missing = [row for row in range(len(table)) if row not in index.entries]
             _check_room(folder, sum(sizes), sum(sizes[row] for row in missing), settings, free_bytes)

@@ -25,7 +25,7 @@ class Entry:
         path: of the file, below the output folder.
         nbytes: of the file.
         xxh3_128: of the file's bytes.
-        digest: of the states, as the service said.
+        digest: of the states as they came (XXH3-128 over planes, positions, hidden).
         num_tokens: of the sample.
         num_loss_tokens: of the sample.
         request_id: the service's name of the request, as in its log.

@@ -1,6 +1,7 @@
 """Fetches the states of one sample and puts them into its file."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tauscope_client.extract.sample import Sample
 from tauscope_client.extract.settings import ExtractSettings
 from tauscope_client.references.retries import Retries
 from tauscope_client.runs.files import write_atomically
+from tauscope_wire.checksums import checksum
 from tauscope_wire.errors import CheckpointError, ErrorCode, MismatchError
 from tauscope_wire.layers import FINAL_NORM, Plane
 from tauscope_wire.messages import HiddenRequest
@@ -21,8 +23,11 @@ __all__ = ["SampleWriter"]
 class SampleWriter:
     """Makes files of samples. Safe to use from several threads."""
 
-    def __init__(self, folder: Path, settings: ExtractSettings, fleet: Fleet, retries: Retries) -> None:
-        """Bind what every sample needs."""
+    def __init__(
+        self, folder: Path, settings: ExtractSettings, fleet: Fleet, retries: Retries, *, note: Callable[[str], None]
+    ) -> None:
+        """Bind what every sample needs; `note` is told when a request has to be sent again."""
+        self._note = note
         self._folder = folder
         self._settings = settings
         self._fleet = fleet
@@ -42,7 +47,8 @@ class SampleWriter:
         self._check(answer)
         path = self._settings.layout.path(sample.row)
         states = [answer.plane(name) for name in self.planes]
-        facts = self._facts(sample, answer)
+        digest = answer.digest or checksum([answer.plane(name) for name in answer.planes])
+        facts = self._facts(sample, answer, digest)
         try:
             write_atomically(self._folder / path, lambda file: self._settings.layout.write(file, sample, states, facts))
             nbytes, xxh3 = (self._folder / path).stat().st_size, file_xxh3(self._folder / path)
@@ -56,7 +62,7 @@ class SampleWriter:
             path=str(path),
             nbytes=nbytes,
             xxh3_128=xxh3,
-            digest=answer.digest or "",
+            digest=digest,
             num_tokens=sample.num_tokens,
             num_loss_tokens=sample.num_loss_tokens,
             request_id=answer.request_id,
@@ -76,7 +82,9 @@ class SampleWriter:
             with self._fleet.take(sample.num_tokens) as client:
                 return client.hidden(request)  # labels, ids and checksums are verified by the reader
 
-        return self._retries.run(ask)
+        return self._retries.run(
+            ask, on_wait=lambda error, pause_s: self._note(f"{error.message}; again in {pause_s:.1f} s")
+        )
 
     def _check(self, answer: HiddenAnswer) -> None:
         info = self._fleet.info
@@ -91,14 +99,14 @@ class SampleWriter:
                 ErrorCode.NUMERICS_MISMATCH,
             )
 
-    def _facts(self, sample: Sample, answer: HiddenAnswer) -> dict[str, str]:
+    def _facts(self, sample: Sample, answer: HiddenAnswer, digest: str) -> dict[str, str]:
         facts: dict[str, Any] = {
             "id": sample.id,
             "model": answer.model.id,
             "revision": answer.model.revision,
             "planes": list(self.planes),
             "numerics": answer.numerics.model_dump(),
-            "digest": answer.digest,
+            "digest": digest,
         }
         # Under one name: the safetensors library writes several in a random order, and equal samples give equal files.
         return {"tauscope": json.dumps(facts)}

@@ -3,7 +3,12 @@
 import pytest
 
 from kit.client import table_services
+from tauscope_client.extract.extracting import extract
 from tauscope_client.extract.fleet import REST_S, Fleet
+from tauscope_client.extract.layouts import LAYOUTS
+from tauscope_client.extract.rate import SilentMeter
+from tauscope_client.extract.settings import ExtractSettings
+from tauscope_client.references.retries import Retries
 from tauscope_client.target import TargetClient
 from tauscope_wire.connection import Connection
 from tauscope_wire.errors import MismatchError, RequestError, UnreachableError
@@ -78,7 +83,7 @@ def test_one_data_set_comes_from_one_model_and_one_way_to_compute(connection):
             Fleet(clients)
 
 
-def test_two_services_share_the_work_and_one_may_die(run, services, texts, tmp_path, cli):
+def test_two_services_share_the_work(run, services, texts, tmp_path, cli):
     with table_services() as other:
         code, _ = cli(
             texts, "--out", tmp_path / "out", "--layers", "1", "--concurrency", "2", "--target", other.target_url
@@ -86,3 +91,16 @@ def test_two_services_share_the_work_and_one_may_die(run, services, texts, tmp_p
         assert code == 0
         assert services.ledger.count("hidden") + other.ledger.count("hidden") == 4
         assert services.ledger.count("hidden") and other.ledger.count("hidden")
+
+
+def test_the_others_do_the_work_of_a_service_that_dies(connection, services, texts, tmp_path):
+    class Dying(Named):
+        def hidden(self, request):
+            raise UnreachableError("planned")
+
+    fleet = Fleet([Named(connection, "a"), Dying(connection, "b")])
+    settings = ExtractSettings(layers=[1], layout=LAYOUTS["plain"], concurrency=2)
+    pauses = []
+    retries = Retries(sleep=pauses.append)
+    done = extract(texts, tmp_path / "out", settings, fleet=fleet, meter=SilentMeter(), retries=retries)
+    assert done.num_finished == 4 and services.ledger.count("hidden") == 4 and pauses
