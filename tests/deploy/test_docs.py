@@ -1,9 +1,12 @@
 """The commands and snippets of the pages for other teams, run word for word against a service with keys."""
 
+import json
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +23,7 @@ from kit.echo import Echo
 from kit.models import tiny_qwen3
 from kit.serve import SMALL_LIMITS, running
 from tauscope_client.cli import main
+from tauscope_drafter.cli import main as drafter_main
 from tauscope_serving.errors import STATUS
 from tauscope_serving.keyfile import add_key
 from tauscope_serving.keys import Keyring
@@ -89,6 +93,28 @@ def test_the_curl_line_gives_a_file_that_msgpack_reads(service: Service, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node.js and npm")
+def test_the_javascript_block_reads_the_same_numbers(service: Service, tmp_path: Path) -> None:
+    (block,) = blocks("share-with-other-teams.md", "js")
+    (tmp_path / "layer.mjs").write_text(block)
+    (tmp_path / "package.json").write_text("{}")
+    install = ["npm", "install", "--silent", "--no-audit", "--no-fund", "@msgpack/msgpack"]
+    if subprocess.run(install, cwd=tmp_path, capture_output=True, check=False, timeout=120).returncode:
+        pytest.skip("npm cannot install @msgpack/msgpack here")
+    environment = dict(os.environ) | {"URL": service.url, "KEY": service.key, "NO_COLOR": "1"}
+    said = subprocess.run(
+        ["node", "layer.mjs"], check=True, cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    names: dict[str, Any] = {"URL": service.url, "KEY": service.key}
+    for python in blocks("share-with-other-teams.md", "python"):
+        exec(python, names)
+    planes, shape, first = re.findall(r"\[[^]]*\]|\S+$", said.stdout.strip())
+    assert json.loads(planes) == [31]
+    assert json.loads(shape) == [1, *names["layer_31"].shape]
+    assert float(first) == float(names["layer_31"].flat[0])
+
+
+@pytest.mark.slow
 def test_the_client_line_gives_safetensors(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = [block for block in blocks("share-with-other-teams.md", "sh") if block.startswith("tauscope hidden")]
     words = [word.strip("\"'") for word in re.findall(r"'[^']*'|\S+", line)][1:]
@@ -136,3 +162,56 @@ def test_the_bounds_on_callers_in_the_page_are_those_of_the_code() -> None:
 def test_the_routes_of_the_health_table_answer_as_it_says() -> None:
     with running(Echo().app) as url:
         assert [httpx.get(url + path).status_code for path in ("/healthz", "/readyz", "/metrics")] == [200, 200, 200]
+
+
+def source_text() -> str:
+    """All code of the packages, its adjacent string literals joined as the language joins them."""
+    root = DOCS.parent
+    files = [f for folder in ("client", "services") for f in sorted((root / folder).rglob("*.py"))]
+    return re.sub(r"[\"']\n\s*f?[\"']", "", "\n".join(file.read_text() for file in files))
+
+
+def test_the_messages_of_the_faq_are_those_of_the_code() -> None:
+    """Each heading quotes a message; what varies in it is an ellipsis."""
+    headings = re.findall(r"^### `(.*)`$", (DOCS / "faq.md").read_text(), re.MULTILINE)
+    assert len(headings) > 15
+    code = source_text()
+    for heading in headings:
+        pieces = [piece.strip() for piece in heading.split("…") if len(piece.strip()) > 5]
+        assert pieces, heading
+        for piece in pieces:
+            assert piece in code, f"{heading}: no message says {piece!r}"
+
+
+def test_every_format_and_family_of_the_code_is_on_the_page_about_formats() -> None:
+    from tauscope_drafter.checkpoint import detect, options, pickles
+    from tauscope_drafter.families.names import FAMILIES
+
+    page = (DOCS / "formats.md").read_text()
+    source = Path(detect.__file__).read_text()
+    formats = set(re.findall(r'return verdict\("([\w-]+)"', source))
+    assert len(formats) > 8
+    named = {*formats, *FAMILIES, *pickles.STATE_KEYS, *(field.name for field in fields(options.LoadOptions))}
+    assert not [name for name in sorted(named) if f"`{name}`" not in page and f"`{name}=" not in page]
+
+
+def test_inspect_prints_what_the_page_about_formats_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(DOCS.parent)
+    (command,) = [block for block in blocks("formats.md", "sh") if "inspect" in block]
+    (shown, _) = re.findall(r"^```\n(.*?)^```", (DOCS / "formats.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert drafter_main(command.split()[1:]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    expected = shown.splitlines()[:-1]  # the last line stands for the rest
+    assert [line.rstrip() for line in printed[: len(expected)]] == expected
+
+
+def test_a_bare_training_checkpoint_lacks_what_the_page_about_formats_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(DOCS.parent / "deploy" / "demo" / "models" / "drafter-b" / "checkpoint.pt", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    quoted = re.findall(r"^```\n(error.*?)^```", (DOCS / "formats.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert drafter_main(["inspect", "checkpoint.pt"]) == 3
+    assert capsys.readouterr().err.split() == quoted[0].split()
