@@ -18,6 +18,7 @@ import pytest
 import xxhash
 
 import demo
+from tauscope_client.cli import main
 from tauscope_client.target import TargetClient
 from tauscope_wire.connection import Connection
 from tauscope_wire.messages import HiddenRequest
@@ -152,3 +153,18 @@ def test_specforge_reads_taps_and_the_normed_last_states(target, expected, tmp_p
         if final_name is not None:
             states, planes = [*states, sample[final_name][0]], [*planes, text.final]
         check_states(states, planes, entry)
+
+
+def test_the_models_own_template_marks_what_the_assistant_says(target, tmp_path):
+    talk = [("user", "Count to two."), ("assistant", "one, two"), ("user", "And then?"), ("assistant", "three")]
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text(json.dumps({"messages": [{"role": role, "content": content} for role, content in talk]}))
+    line = ["extract", str(texts), "--out", str(tmp_path / "out"), "--layers", "1", "--target", target]
+    assert main(line) == 0
+    sample = json.loads((tmp_path / "out" / "samples.jsonl").read_text().splitlines()[0])
+    with Connection(target) as connection:
+        client = TargetClient(connection)
+        stops = client.info().model.stop_token_ids
+        said = [sample["token_ids"][start:stop] for start, stop in sample["spans"]]
+        assert [client.decode(ids[:-1]).strip() for ids in said] == ["one, two", "three"]
+    assert all(ids[-1] in stops for ids in said)
