@@ -1,4 +1,4 @@
-"""The demo: both services on free loopback ports with the bundled models, one evaluation, then everything stops.
+"""The demo: both services on free loopback ports with the bundled models, one evaluation, a report; then all stops.
 
 Usage: python deploy/demo/demo.py [--out DIR] [--keep]. Every command that it runs is printed, so that it can be typed
 by hand. The bundled target is a hybrid (gated delta) model and this is a CPU, so the target service is told by name
@@ -136,6 +136,10 @@ def main() -> int:
         show(command)
         code = subprocess.run(command, check=False).returncode
     print("Stopped both services", flush=True)
+    if code == 0:
+        command = [script("tauscope"), "report", str(options.out)]
+        show(command)
+        code = subprocess.run(command, check=False).returncode
     return code
 
 
