@@ -31,6 +31,8 @@ from tauscope_wire.errors import CheckpointError, RequestError, TauscopeError, T
 
 __all__ = ["Extracted", "extract"]
 
+PREPARED_PAUSE_S = 10.0
+
 NO_PYARROW = (
     f"pyarrow is not installed: {ROWS_NAME} is written, the data set for load_from_disk is not. Install it with: "
     "pip install 'tauscope[report]' and run the same command again, or see docs/extract-hidden-states.md"
@@ -103,8 +105,9 @@ def extract(
             settings,
             fleet=fleet,
             retries=retries,
-            on_done=lambda num: meter.note(f"prepared {num} texts"),
+            on_done=_now_and_then(meter, clock),
         )
+        meter.note(f"prepared {len(table)} samples, left out {len(table.refused)}")
         if not len(table):
             first = f": {table.refused[0].id}: {table.refused[0].reason}" if table.refused else ""
             raise RequestError(f"{texts}: no text can be extracted{first}")
@@ -129,6 +132,19 @@ def extract(
                 failures=tuple(failures),
                 estimated_bytes=sum(sizes),
             )
+
+
+def _now_and_then(meter: Meter, clock: Callable[[], float]) -> Callable[[int], None]:
+    """Tells of prepared texts, at most once in `PREPARED_PAUSE_S`."""
+    next_s = clock() + PREPARED_PAUSE_S
+
+    def tell(num_texts: int) -> None:
+        nonlocal next_s
+        if clock() >= next_s:
+            next_s = clock() + PREPARED_PAUSE_S
+            meter.note(f"prepared {num_texts} texts")
+
+    return tell
 
 
 def _claim(folder: Path, record: dict[str, object], settings: ExtractSettings) -> None:

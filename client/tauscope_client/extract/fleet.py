@@ -44,6 +44,7 @@ class Fleet:
             raise RequestError(f"--target: {', '.join(urls) or 'none'}; give one address or several different ones")
         self.info: TargetInfo = clients[0].info()
         self.max_tokens = min(client.info().limits.max_tokens for client in clients)
+        self.max_answer_bytes = min(client.info().limits.max_answer_bytes for client in clients)
         for client in clients[1:]:
             _check_same(self.info, urls[0], client, mixed_numerics)
         self._members = [_Member(client) for client in clients]

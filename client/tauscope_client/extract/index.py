@@ -1,7 +1,7 @@
 """`index.jsonl`: which samples are finished. A file without a line here is not finished; a row has one line."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -71,11 +71,12 @@ class Index:
         """Forget the others; gives what was forgotten."""
         forgotten = [entry for entry in self.entries.values() if not wanted(entry)]
         if forgotten:
-            kept: Mapping[int, Entry] = {e.row: e for e in self.entries.values() if e not in forgotten}
+            gone = {entry.row for entry in forgotten}
+            kept = {row: entry for row, entry in self.entries.items() if row not in gone}
             self._lines.close()
             write_text(self._path, "".join(json.dumps(asdict(entry)) + "\n" for entry in kept.values()))
             self._lines = JsonLines(self._path)
-            self.entries = dict(kept)
+            self.entries = kept
         return forgotten
 
     def close(self) -> None:

@@ -56,13 +56,15 @@ def prepare_samples(
         with ThreadPoolExecutor(max_workers=settings.concurrency) as pool:
             for window in _windows(rest):
                 made = pool.map(lambda entry: _prepare(entry[1], entry[2], settings, fleet, retries), window)
+                written = []
                 for one in made:
                     if isinstance(one, Refused):
-                        lines.append(refused_line(one))
+                        written.append(refused_line(one))
                     else:
-                        lines.append(replace(one, row=row).to_line())
+                        written.append(replace(one, row=row).to_line())
                         row += 1
-                    done += 1
+                lines.append("\n".join(written))  # one flush for all of them
+                done += len(written)
                 on_done(done)
         lines.append(END_LINE)
     finally:
@@ -127,7 +129,15 @@ def _reason_against(sample: Sample, settings: ExtractSettings, fleet: Fleet) -> 
         return "no tokens"
     if sample.num_tokens > fleet.max_tokens:
         return f"{sample.num_tokens} tokens: the service takes {fleet.max_tokens}; cut texts with --max-length"
-    vocab_size = fleet.info.model.vocab_size
+    model = fleet.info.model
+    num_planes = len(set(settings.planes(model.num_layers)))
+    answer_bytes = sample.num_tokens * num_planes * settings.plane_bytes(model.hidden_size)
+    if fleet.max_answer_bytes and answer_bytes > fleet.max_answer_bytes:
+        return (
+            f"{sample.num_tokens} tokens make an answer of {answer_bytes} bytes: the service gives "
+            f"{fleet.max_answer_bytes}; cut texts with --max-length, or ask for fewer layers"
+        )
+    vocab_size = model.vocab_size
     if max(sample.token_ids) >= vocab_size:
         return f"id {max(sample.token_ids)}: the model has {vocab_size} ids"
     longest = max((stop - start for start, stop in sample.spans), default=0)

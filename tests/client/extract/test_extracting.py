@@ -177,6 +177,26 @@ def test_long_texts_are_refused_or_cut(run, texts, tmp_path):
     assert done.num_tokens == 395 and index_of(tmp_path / "cut")[0]["num_loss_tokens"] == 5
 
 
+def test_a_text_whose_answer_would_be_too_large_is_refused_before_it_is_asked_for(run, services, texts, tmp_path):
+    class Small:
+        def __init__(self, client):
+            self.client = client
+
+        def __getattr__(self, name):
+            return getattr(self.client, name)
+
+        def info(self):
+            found = self.client.info()
+            return found.model_copy(update={"limits": found.limits.model_copy(update={"max_answer_bytes": 200})})
+
+    done = run(texts, tmp_path / "out", wrap=Small)
+    # Two planes of 8 values of 2 bytes: 32 bytes a token.
+    assert [(one.id, one.reason.partition(":")[0]) for one in done.refused] == [
+        ("long", "30 tokens make an answer of 960 bytes")
+    ]
+    assert done.num_finished == 3 == services.ledger.count("hidden")
+
+
 def test_conversations_are_rendered_by_the_service(run, texts, tmp_path):
     turns = [{"role": "user", "content": "hi"}]
     texts.write_text(json.dumps({"id": "x", "messages": turns}) + '\n{"id": "raw", "text": "abc"}\n')
