@@ -1,11 +1,15 @@
 """The drafter service over real HTTP: drafting by handle and inline, the registry, and what bad requests get."""
 
+import asyncio
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -17,7 +21,7 @@ from tauscope_drafter.app import MAX_CONSECUTIVE_FAILURES, DrafterService, creat
 from tauscope_drafter.checkpoint.options import LoadOptions
 from tauscope_drafter.contract import DraftJob, DraftResult
 from tauscope_drafter.engine import Engine
-from tauscope_drafter.loading import open_place
+from tauscope_drafter.loading import Place, open_place
 from tauscope_drafter.states import StatesSource
 from tauscope_wire.connection import Connection
 from tauscope_wire.errors import (
@@ -353,6 +357,54 @@ def test_failures_in_a_row_make_the_service_not_ready_until_a_draft_succeeds(roo
         engine.is_lost = False
         draft(service, hidden=inline())
         assert not app.state.not_ready()
+
+
+class Waits(Engine):
+    """An engine whose passes wait until `gate` is set."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.entered, self.gate = threading.Event(), threading.Event()
+
+    def draft_one(self, job: DraftJob) -> DraftResult:
+        self.entered.set()
+        assert self.gate.wait(drafters.GATE_TIMEOUT_S)
+        return super().draft_one(job)
+
+
+def test_a_service_that_stops_finishes_what_it_took_on_and_refuses_the_rest(root: Path, engine: Engine) -> None:
+    waits = Waits(engine.place)
+    waits.load("good", root / "good", LoadOptions(), roots=None)
+    limits = SMALL_LIMITS.model_copy(update={"max_queued": 1})
+    app = create_app(DrafterService(engine=waits, states=StatesSource(None), limits=limits, version="1"))
+    asked = DraftRequest(drafter="good", hidden=inline(), token_ids=TOKENS, response_start=START, top_k=1)
+    body = msgpack.packb(asked.model_dump(by_alias=True))
+
+    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post("/draft_block", content=body, headers={"Content-Type": "application/msgpack"})
+
+    async def refusal(client: httpx.AsyncClient) -> str:
+        answer = await ask(client)
+        return str(answer.json()["error"]["code"])
+
+    async def stop_while_busy() -> list[int]:
+        lifespan = app.router.lifespan_context(app)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://drafter") as client:
+            await lifespan.__aenter__()
+            running_one = asyncio.create_task(ask(client))
+            assert await asyncio.to_thread(waits.entered.wait, drafters.GATE_TIMEOUT_S)
+            both = {asyncio.create_task(ask(client)) for _ in range(2)}  # one place in the queue: one of them gets it
+            refused, (queued_one,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            assert [answer.result().json()["error"]["code"] for answer in refused] == ["queue_full"]
+            stopping = asyncio.create_task(lifespan.__aexit__(None, None, None))
+            while await refusal(client) != "draining":
+                pass
+            waits.gate.set()
+            answers = [await running_one, await queued_one]
+            await stopping
+            return [answer.status_code for answer in answers]
+
+    assert asyncio.run(stop_while_busy()) == [200, 200]
 
 
 def test_many_drafters_and_callers_at_once_get_their_own_rows(service: Connection, root: Path) -> None:
