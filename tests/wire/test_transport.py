@@ -93,7 +93,8 @@ def test_a_get_on_a_kept_connection_that_the_server_closed_is_sent_again() -> No
 def test_a_post_that_may_have_been_worked_on_is_not_sent_again() -> None:
     with scripted(close_after_first) as server, client() as http:
         assert http.get(server.url).text == "first"
-        with pytest.raises(httpx.RemoteProtocolError, match="closed the connection without an answer"):
+        # closing with the body unread may reach the client as an end or as a reset
+        with pytest.raises(httpx.RemoteProtocolError, match="without an answer|reset by peer"):
             http.post(server.url, content=b"load this")
     assert sum(request.startswith(b"POST") for request in server.requests) == 1
 
