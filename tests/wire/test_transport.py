@@ -94,7 +94,7 @@ def test_a_post_that_may_have_been_worked_on_is_not_sent_again() -> None:
     with scripted(close_after_first) as server, client() as http:
         assert http.get(server.url).text == "first"
         # closing with the body unread may reach the client as an end or as a reset
-        with pytest.raises(httpx.RemoteProtocolError, match="without an answer|reset by peer"):
+        with pytest.raises(httpx.RemoteProtocolError, match=r"without an answer|reset by peer"):
             http.post(server.url, content=b"load this")
     assert sum(request.startswith(b"POST") for request in server.requests) == 1
 
