@@ -67,10 +67,6 @@ class EvalSettings:
     deadline_s: float | None = None
     passed: Mapping[str, Any]
 
-    def trees(self) -> tuple[int, ...]:
-        """Budgets that are walked: none along sampled text, where a tree's acceptance is no match with the text."""
-        return self.tree_budgets if self.references.sampling.is_greedy else ()
-
     def in_force(self) -> dict[str, Any]:
         """The settings that decide the numbers, defaults included."""
         return {
@@ -81,7 +77,7 @@ class EvalSettings:
             "reference_concurrency": self.references.concurrency,
             "top_k": self.top_k,
             "dtype": self.dtype,
-            "tree_budgets": list(self.trees()),
+            "tree_budgets": list(self.tree_budgets),
             **self.references.sampling.to_dict(),
         }
 
@@ -170,7 +166,7 @@ def evaluate(
             cards,
             progress,
             with_logits=plan.with_logits,
-            trees=TreePlan.of(settings.trees(), vocab_size=info.model.vocab_size, limits=service.limits),
+            trees=TreePlan.of(settings.tree_budgets, vocab_size=info.model.vocab_size, limits=service.limits),
         )
         failures += work.run(list(references.values()), concurrency=settings.concurrency)
         failures += keep_acceptances(
@@ -186,7 +182,7 @@ def evaluate(
         )
         names = [card.name for card in cards]
         measured, incomplete = measure_run(
-            folder.path, references, names, tree_budgets=settings.trees(), vocab_size=info.model.vocab_size
+            folder.path, references, names, tree_budgets=settings.tree_budgets, vocab_size=info.model.vocab_size
         )
         warnings += cautions_of(folder.path, references, measured, incomplete)
         if stability is not None and (caution := stability.caution()) is not None:

@@ -1,4 +1,12 @@
-"""Walks in which every round verifies a DDTree, for several budgets, and which anchors need wider rows for that."""
+"""Walks in which every round verifies a DDTree, for several budgets, and which anchors need wider rows for that.
+
+Greedy text: the target picks its own continuation at every node, so the walk is exact. Sampled text: liranringel/ddtree
+draws one sample of the target at each node and goes on where it is a child, with a tree that knows no temperature; the
+text that comes out is those samples. So the walk along a text that the target sampled is what that server would have
+counted for it: one draw of a distribution, where rejection sampling of a chain (`sampling`) is an expectation. The
+expectation over all texts (`sampling.tree_expected_accepted`) needs the target's probability at every node of every
+tree, which no replay of one text has.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

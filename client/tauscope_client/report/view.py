@@ -11,6 +11,7 @@ from tauscope_client.runs.comparison import (
     ENGINES,
     EXPECTED_HEADLINES,
     HEADLINES,
+    ONE_SAMPLE,
     engine_rows,
     headline_rows,
 )
@@ -176,7 +177,8 @@ def _table(drafters: Mapping[str, Any], definitions: Mapping[str, str]) -> tuple
     for name, text in definitions.items():
         if name.startswith("ddtree_tau_"):
             known[f"DDTree tau, {name.rsplit('_', 1)[1]} nodes"] = text
-    return tuple((row.label, row.cells, known.get(row.label, "")) for row in headline_rows(drafters))
+    rows = headline_rows(drafters)
+    return tuple((row.label, row.cells, known.get(row.label.removesuffix(f" ({ONE_SAMPLE})"), "")) for row in rows)
 
 
 def _prompt_lines(drafters: Mapping[str, Any], headline: str) -> tuple[PromptLine, ...]:

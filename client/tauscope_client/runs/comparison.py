@@ -1,7 +1,7 @@
 """The rows that people look at first, chosen from `results.json`; for the terminal and the Markdown page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tauscope_client.runs.headline import headline_name, is_sampled, tau_label
@@ -9,6 +9,7 @@ from tauscope_client.runs.headline import headline_name, is_sampled, tau_label
 __all__ = [
     "ENGINES",
     "HEADLINES",
+    "ONE_SAMPLE",
     "Row",
     "comparison_lines",
     "engine_rows",
@@ -95,14 +96,13 @@ def headline_rows(drafters: Mapping[str, Any]) -> list[Row]:
     overall = [drafter["overall"] for drafter in drafters.values()]
     trees = [name for name in (overall[0]["values"] if overall else ()) if name.startswith(TREE)]
     is_expected = any(EXPECTED_HEADLINES[0].name in part["values"] for part in overall)
-    expected = EXPECTED_HEADLINES if is_expected else ()
-    plain = [
-        Headline(line.name, f"{line.label} ({ONE_SAMPLE})" if is_expected and line.name == "tau" else line.label)
-        if not line.is_share
-        else line
-        for line in HEADLINES
-    ]
-    lines = [*expected, *plain, *(Headline(name, f"DDTree tau, {name.rsplit('_', 1)[1]} nodes") for name in trees)]
+    plain = [*HEADLINES, *(Headline(name, f"DDTree tau, {name.removeprefix(TREE)} nodes") for name in trees)]
+    if is_expected:
+        plain = [
+            replace(line, label=f"{line.label} ({ONE_SAMPLE})") if line.name in ("tau", *trees) else line
+            for line in plain
+        ]
+    lines = [*(EXPECTED_HEADLINES if is_expected else ()), *plain]
     rows = [
         Row(line.label, tuple(with_interval(part, line.name, is_share=line.is_share) for part in overall))
         for line in lines
