@@ -126,7 +126,7 @@ def test_summary_gets_tree_taus_where_exact_and_null_where_one_prompt_is_not(mak
 
 
 def served_with_trees(p: np.ndarray, rows: np.ndarray, budget: int, num_tokens: int, rng: np.random.Generator) -> int:
-    """Rounds of a server that samples: it draws one token of the target at every node, and walks where it is a child."""
+    """Rounds of a server that draws one token of the target at every node and walks where it is a child."""
     at, num_left, rounds = 0, num_tokens, 0
     ids = np.argsort(-rows, axis=-1, kind="stable")
     while num_left > 0:
