@@ -5,7 +5,9 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kit.client import table_services
@@ -31,7 +33,21 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: object) -> None: ...
 
 
-def test_a_command_exports_its_requests_and_sends_their_context() -> None:
+EXTRACT = ["extract", "texts.jsonl", "--out", "states", "--layers", "1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["doctor"], {"GET /info", "POST /hidden_states"}),
+        (EXTRACT, {"GET /info", "POST /hidden_states"}),
+    ],
+    ids=["doctor", "extract"],
+)
+def test_a_command_exports_its_requests_and_sends_their_context(
+    words: list[str], asked: set[str], tmp_path: Path
+) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"token_ids": [3, 4, 5]}\n')
     with Collector() as collector, table_services() as services:
         thread = threading.Thread(target=collector.serve_forever)
         thread.start()
@@ -39,9 +55,13 @@ def test_a_command_exports_its_requests_and_sends_their_context() -> None:
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
             "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
         }
-        words = ["doctor", "--target", services.target_url, "--drafter-url", services.drafter_url]
+        words = [*words, "--target", services.target_url]
         subprocess.run(
-            [sys.executable, "-m", "tauscope_client.cli", *words], env=environment, capture_output=True, check=False
+            [sys.executable, "-m", "tauscope_client.cli", *words],
+            env=environment,
+            capture_output=True,
+            check=False,
+            cwd=tmp_path,
         )
         collector.shutdown()
         thread.join()
@@ -52,4 +72,4 @@ def test_a_command_exports_its_requests_and_sends_their_context() -> None:
         (resource,) = message.resource_spans
         assert "tauscope" in {field.value.string_value for field in resource.resource.attributes}
         spans += [span.name for scope in resource.scope_spans for span in scope.spans]
-    assert "GET /info" in spans
+    assert asked <= set(spans)

@@ -240,3 +240,20 @@ def test_a_body_that_did_not_come_whole_gives_its_room_back() -> None:
         with pytest.raises((DeadlineError, UnavailableError)):
             asyncio.run(read_bytes(request_of([piece], wait_after), max_bytes=500, grace_s=0.0, budget=budget))
         assert budget.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("\n", "\\n"), ("a\r\nlevel: error", "a\\r\\nlevel: error"), ("\u2028", "\\u2028"), ("é", "é")]
+)
+def test_an_unknown_field_is_named_in_one_line_whatever_its_name(client: httpx.Client, name: str, shown: str) -> None:
+    answer = client.post("/sum", json={"token_ids": [1], name: 1})
+    assert code_of(answer) == (422, "invalid_request")
+    error = answer.json()["error"]
+    assert error["message"].startswith(f"{shown}: ")
+    assert error["details"]["field"] == shown
+
+
+def test_a_name_that_is_half_a_character_is_answered_and_not_a_defect(client: httpx.Client) -> None:
+    answer = client.post("/sum", content=b'{"token_ids": [1], "\\ud800": 1}')
+    assert code_of(answer) == (422, "invalid_request")
+    assert "\n" not in answer.json()["error"]["message"]

@@ -29,6 +29,7 @@ from tauscope_client.target import TargetClient
 from tauscope_client.terminal import stdout_console
 from tauscope_wire.connection import Connection
 from tauscope_wire.errors import RequestError
+from tauscope_wire.tracing import active_tracing
 
 __all__ = ["extract_command"]
 
@@ -58,7 +59,9 @@ class LossName(StrEnum):
 def extract_command(
     texts: Annotated[
         Path,
-        typer.Argument(help="JSON lines: references.jsonl, ids with a loss mask, messages with answers, or text."),
+        typer.Argument(
+            help="JSON lines, or one JSON array: references, ids with or without a loss mask, messages, or text."
+        ),
     ],
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; an unfinished one is continued.")],
@@ -122,7 +125,8 @@ def extract_command(
     )
     with ExitStack() as stack:
         urls = target or [TARGET_DEFAULT]
-        clients = [TargetClient(stack.enter_context(Connection(url, key=key))) for url in urls]
+        tracing = active_tracing()
+        clients = [TargetClient(stack.enter_context(Connection(url, key=key, tracing=tracing))) for url in urls]
         fleet = Fleet(clients, mixed_numerics=mixed_numerics)
         meter = stack.enter_context(TerminalMeter(time.monotonic))
         done = extract(texts, out, settings, fleet=fleet, meter=meter, verify=verify, dry_run=dry_run)

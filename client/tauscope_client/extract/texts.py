@@ -1,14 +1,16 @@
-"""Lines of a data set: references, ids with a mask, conversations with their answers, raw text.
+"""Entries of a data set: references, ids with a mask, conversations with their answers, raw text.
 
-The file is read line by line and may be larger than the memory. A line is one of:
+The file holds JSON lines or one JSON array; it is read piece by piece and may be larger than the memory. An entry is:
 
 - a reference (`prompt_ids`, `response_ids`), as `tauscope references` writes it: the response counts for the loss;
 - ids (`input_ids` or `token_ids`), with a `loss_mask` of the same length or the `response_start`;
+- a bare list of ids: no token counts;
 - `messages`, or ShareGPT `conversations`: the turns of the assistant count for the loss;
 - `text`: no token counts.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tauscope_client.extract.json_array import ArrayError, array_elements
 from tauscope_client.prompts import PromptFileError
 from tauscope_wire.messages import Message
 
@@ -23,6 +26,9 @@ __all__ = ["Text", "TextError", "read_texts", "text_of"]
 
 MAX_LINE_BYTES = 64 << 20
 """A line of a million tokens has a tenth of that."""
+BOM = b"\xef\xbb\xbf"
+EXPECTED = "one JSON object or list of ids a line is expected, or one JSON array of them"
+_IDS = re.compile(rb"\[[\s\d,]*\d[\s\d,]*\]")
 _ROLES = {"human": "user", "gpt": "assistant"}
 
 
@@ -49,41 +55,70 @@ class Text:
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, str, Text | TextError]]:
-    """Number, id and content of every line that is not blank.
+    """Line, id and content of every entry.
 
     Raises:
-        PromptFileError: the file cannot be read, holds no JSON lines, or an id comes twice.
+        PromptFileError: the file cannot be read, holds neither JSON lines nor a JSON array, or an id comes twice.
     """
     seen: dict[str, int] = {}
     try:
-        with path.open("rb") as file:
-            for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
-                if not raw.strip():
-                    continue
-                name, text = _parse(path, number, raw)
-                if name in seen:
-                    raise PromptFileError(
-                        f"{path}:{number}: id {name!r} was already used at line {seen[name]}; ids are unique"
-                    )
-                seen[name] = number
-                yield number, name, text
+        for number, value in _array(path) if _is_array(path) else _lines(path):
+            name, text = _entry(number, value)
+            if name in seen:
+                raise PromptFileError(
+                    f"{path}:{number}: id {name!r} was already used at line {seen[name]}; ids are unique"
+                )
+            seen[name] = number
+            yield number, name, text
     except OSError as error:
         raise PromptFileError(f"{path}: cannot be read ({error.strerror or error})") from error
     if not seen:
         raise PromptFileError(f"{path}: holds no texts")
 
 
-def _parse(path: Path, number: int, raw: bytes) -> tuple[str, Text | TextError]:
-    fallback = f"line-{number:08d}"
-    try:
-        value = json.loads(raw)
-    except ValueError as error:
-        where = "one JSON object a line is expected (a JSON array becomes that with: jq -c '.[]')"
-        raise PromptFileError(f"{path}:{number}: not JSON; {where}") from error
+def _is_array(path: Path) -> bool:
+    """Whether the whole file is one array; a first line that is a list of ids by itself is an entry."""
+    with path.open("rb") as file:
+        first = b"\n"
+        while first and not first.strip():
+            first = file.readline(MAX_LINE_BYTES)
+    first = first.removeprefix(BOM).strip()
+    return first.startswith(b"[") and _IDS.fullmatch(first) is None
+
+
+def _array(path: Path) -> Iterator[tuple[int, Any]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            # Several entries may begin in one line, and names come from lines: elements are numbered instead.
+            for number, (_, value) in enumerate(array_elements(file, max_chars=MAX_LINE_BYTES), start=1):
+                yield number, value
+        except ArrayError as error:
+            raise PromptFileError(f"{path}:{error.line}: {error}; {EXPECTED}") from error
+        except UnicodeDecodeError as error:
+            raise PromptFileError(f"{path}: not UTF-8 text; {EXPECTED}") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    with path.open("rb") as file:
+        for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
+            if not raw.removeprefix(BOM).strip():
+                continue
+            try:
+                value = json.loads(raw.removeprefix(BOM))
+            except (ValueError, RecursionError) as error:
+                raise PromptFileError(f"{path}:{number}: not JSON; {EXPECTED}") from error
+            yield number, value
+
+
+def _entry(number: int, value: Any) -> tuple[str, Text | TextError]:
+    name = f"line-{number:08d}"
+    if isinstance(value, list):
+        value = {"token_ids": value}
     if not isinstance(value, dict):
-        raise PromptFileError(f"{path}:{number}: not a JSON object; one object a line is expected")
-    name = value.get("id", fallback)
-    name = str(name) if isinstance(name, str | int) and str(name).strip() else fallback
+        return name, TextError(f"{type(value).__name__}: {EXPECTED}")
+    given = value.get("id")
+    if isinstance(given, str | int) and str(given).strip():
+        name = str(given)
     try:
         return name, text_of(value, name)
     except TextError as error:

@@ -48,13 +48,27 @@ def status_of(error: TauscopeError) -> int:
 
 def error_response(error: TauscopeError, request_id: str) -> JSONResponse:
     """The answer for a domain error, with `Retry-After` where trying again can help."""
-    info = ErrorInfo(code=error.code, message=error.message, request_id=request_id, details=error.details)
+    details = printable(error.details)
+    info = ErrorInfo(code=error.code, message=printable(error.message), request_id=request_id, details=details)
     headers = {"X-Request-Id": request_id}
     if isinstance(error, RetryableError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, errors.AuthenticationError):
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(ErrorBody(error=info).model_dump(mode="json"), status_of(error), headers)
+
+
+def printable(value: Any) -> Any:
+    """`value` with what cannot be shown in one line escaped, in all its strings.
+
+    Messages and details name fields and drafters as the caller wrote them: a line feed would break a log line in two,
+    and half of a surrogate pair cannot be encoded at all.
+    """
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+    if isinstance(value, Mapping):
+        return {printable(name): printable(one) for name, one in value.items()}
+    return [printable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def install(app: FastAPI) -> None:
@@ -71,7 +85,7 @@ def install(app: FastAPI) -> None:
             HTTPStatus.NOT_FOUND: ErrorCode.ROUTE_UNKNOWN,
             HTTPStatus.METHOD_NOT_ALLOWED: ErrorCode.METHOD_NOT_ALLOWED,
         }.get(HTTPStatus(error.status_code), ErrorCode.INVALID_REQUEST)
-        message = f"{request.method} {request.url.path}: {error.detail}; the routes are listed at /docs"
+        message = printable(f"{request.method} {request.url.path}: {error.detail}; the routes are listed at /docs")
         info = ErrorInfo(code=code, message=message, request_id=request_id(request))
         request.state.error_code = str(code)
         return JSONResponse(ErrorBody(error=info).model_dump(mode="json"), error.status_code, error.headers)
