@@ -31,6 +31,7 @@ from tauscope_client.runs.pieces import add_pieces, shown_ids
 from tauscope_client.runs.results import results_of
 from tauscope_client.runs.served import served_beside_predicted
 from tauscope_client.runs.summary import summary_markdown
+from tauscope_client.runs.thinking import Mode, trained_mode
 from tauscope_client.target import TargetClient
 from tauscope_client.tree_rows import STORED_BUDGETS, TreePlan
 from tauscope_wire.dtypes import WireDtype
@@ -54,6 +55,7 @@ class EvalSettings:
         tree_budgets: DDTree budgets to walk with; rows that are too narrow to decide one are asked for again.
         num_repeats: references to ask for again, to see whether the server repeats itself.
         deadline_s: how long one request to a service may take, None for the service's own bound.
+        trained_thinking: whether the drafters were trained on thinking, where their files do not say it.
         passed: what the user said, for the manifest; no keys in it.
     """
 
@@ -65,6 +67,7 @@ class EvalSettings:
     tree_budgets: tuple[int, ...] = STORED_BUDGETS
     num_repeats: int = 0
     deadline_s: float | None = None
+    trained_thinking: Mode | None = None
     passed: Mapping[str, Any]
 
     def in_force(self) -> dict[str, Any]:
@@ -184,7 +187,8 @@ def evaluate(
         measured, incomplete = measure_run(
             folder.path, references, names, tree_budgets=settings.tree_budgets, vocab_size=info.model.vocab_size
         )
-        warnings += cautions_of(folder.path, references, measured, incomplete)
+        trained = {card.name: settings.trained_thinking or trained_mode(card) for card in cards}
+        warnings += cautions_of(folder.path, references, measured, incomplete, trained_thinking=trained)
         if stability is not None and (caution := stability.caution()) is not None:
             warnings.append(caution)
         results = results_of(

@@ -20,6 +20,7 @@ from tauscope_client.commands.options import (
     TargetUrl,
     Temperature,
     TemplateKwargs,
+    TrainedThinking,
     parse_template_kwargs,
     text_sampling,
 )
@@ -104,6 +105,7 @@ def evaluate_command(
         int | None, typer.Option(min=1, help="Turns of a conversation that count. [default: all]", show_default=False)
     ] = None,
     template_kwargs: TemplateKwargs = "{}",
+    trained_thinking: TrainedThinking = None,
     temperature: Temperature = None,
     sample_top_k: SampleTopK = 0,
     sample_top_p: SampleTopP = 1.0,
@@ -148,6 +150,7 @@ def evaluate_command(
                 concurrency=concurrency,
                 tree_budgets=budgets,
                 deadline_s=deadline_s,
+                trained_thinking=None if trained_thinking is None else trained_thinking.value,
                 num_repeats=repeats_of(source, check_references, sampling),
                 passed={
                     "prompts": prompts,

@@ -1,6 +1,7 @@
 """Options that several commands share, and reading them."""
 
 import json
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -15,12 +16,14 @@ __all__ = [
     "DeadlineS",
     "DrafterUrl",
     "Key",
+    "OnOff",
     "SampleSeed",
     "SampleTopK",
     "SampleTopP",
     "TargetUrl",
     "Temperature",
     "TemplateKwargs",
+    "TrainedThinking",
     "parse_template_kwargs",
     "text_sampling",
 ]
@@ -72,6 +75,23 @@ SampleTopP = Annotated[
     float, typer.Option("--sample-top-p", min=0.01, max=1.0, help="Sample answers from the smallest set of this mass.")
 ]
 SampleSeed = Annotated[int, typer.Option("--seed", min=0, help="Seed of sampled answers.")]
+
+
+class OnOff(StrEnum):
+    """A switch."""
+
+    ON = "on"
+    OFF = "off"
+
+
+TrainedThinking = Annotated[
+    OnOff | None,
+    typer.Option(
+        help="Whether the drafters were trained on thinking, to be warned of answers that are unlike it. [default: as "
+        "their files say]",
+        show_default=False,
+    ),
+]
 
 TARGET_DEFAULT = DEFAULT_TARGET_URL
 DRAFTER_DEFAULT = DEFAULT_DRAFTER_URL

@@ -17,6 +17,7 @@ from tauscope_client.commands.options import (
     Key,
     TargetUrl,
     TemplateKwargs,
+    TrainedThinking,
     parse_template_kwargs,
 )
 from tauscope_client.evaluate import EvalSettings
@@ -56,6 +57,7 @@ def watch_command(
     poll_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 30.0,
     once: Annotated[bool, typer.Option("--once", help="Evaluate what is there now, then end.")] = False,
     template_kwargs: TemplateKwargs = "{}",
+    trained_thinking: TrainedThinking = None,
     target: TargetUrl = TARGET_DEFAULT,
     drafter_url: DrafterUrl = DRAFTER_DEFAULT,
     key: Key = None,
@@ -90,6 +92,7 @@ def watch_command(
                     drafters=(),
                     references=plan,
                     tree_budgets=parse_budgets(tree_budgets),
+                    trained_thinking=None if trained_thinking is None else trained_thinking.value,
                     passed={"watch": str(folder), "prompts": str(prompts), "reference": reference},
                 ),
                 poll_s=poll_s,

@@ -11,6 +11,7 @@ from tauscope_client.runs.draft_files import read_drafts, read_target
 from tauscope_client.runs.drafter_warnings import grouped
 from tauscope_client.runs.measuring import drafts_path, target_path
 from tauscope_client.runs.text_checks import is_looping
+from tauscope_client.runs.thinking import Mode, answer_modes, thinking_cautions
 
 __all__ = ["cautions_of"]
 
@@ -31,8 +32,18 @@ def cautions_of(
     references: Mapping[str, Reference],
     measured: Mapping[str, Sequence[PromptResult]],
     incomplete: Sequence[str],
+    *,
+    trained_thinking: Mapping[str, Mode | None] | None = None,
 ) -> list[str]:
-    """One line for each thing to be careful about, most serious first."""
+    """One line for each thing to be careful about, most serious first.
+
+    Args:
+        run: the run folder.
+        references: every reference by turn id.
+        measured: drafter -> its prompts.
+        incomplete: turns that are left out.
+        trained_thinking: drafter -> whether it was trained on thinking, None where nobody knows.
+    """
     cautions = _of_pairs(run, measured)
     prompts = next(iter(measured.values()), [])
     if incomplete:
@@ -58,6 +69,7 @@ def cautions_of(
             f"{len(random)} prompts look like random tokens to the target: {_named(random)}; acceptance on random text "
             "means nothing"
         )
+    cautions += thinking_cautions(answer_modes(run, references.values()), trained_thinking or {})
     cautions += _of_answers(references, prompts)
     if 0 < len(prompts) < FEW_PROMPTS:
         cautions.append(f"only {len(prompts)} prompts: intervals are wide and rough; use {FEW_PROMPTS} or more")

@@ -1,8 +1,8 @@
 """What services say about drafters, said once: the same warning about several drafters is one line."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["grouped"]
+__all__ = ["grouped", "listed"]
 
 
 def grouped(said: Iterable[tuple[str, str]]) -> list[str]:
@@ -14,9 +14,12 @@ def grouped(said: Iterable[tuple[str, str]]) -> list[str]:
     about: dict[str, dict[str, None]] = {}
     for name, text in said:
         about.setdefault(text, {})[name] = None
-    return [f"drafter{'s' * (len(names) > 1)} {_listed(list(names))}: {text}" for text, names in about.items()]
+    return [f"{listed(list(names))}: {text}" for text, names in about.items()]
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """`drafter 'a'`, or `drafters 'a', 'b' and 'c'`."""
     quoted = [repr(name) for name in names]
-    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"
+    if len(quoted) == 1:
+        return f"drafter {quoted[0]}"
+    return f"drafters {', '.join(quoted[:-1])} and {quoted[-1]}"
