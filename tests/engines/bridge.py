@@ -36,8 +36,10 @@ class LocalBridge:
         self.seen[text] = list(ids)
         return text
 
-    def prompt_ids(self, name: str) -> list[int]:
-        """The rendered prompt of `engines.prompts`."""
-        conversation = [message.model_dump() for message in messages(name)]
-        rendered = self.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+    def prompt_ids(self, name: str, *, repeat: int = 1, **template_kwargs: object) -> list[int]:
+        """The rendered prompt of `engines.prompts`; its text `repeat` times in a row, to make it long."""
+        conversation = [message.model_dump() for message in messages(name, repeat=repeat)]
+        rendered = self.tokenizer.apply_chat_template(
+            conversation, add_generation_prompt=True, tokenize=False, **template_kwargs
+        )
         return list(self.tokenizer.encode(rendered, add_special_tokens=False))

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from engines.asks import Sources
+from engines.asks import Sources, turn_for
 from engines.bridge import LocalBridge
 from engines.drafter import train
 from engines.environments import ENVIRONMENTS, SetUpError, versions
 from engines.layout import REPORTS
 from engines.prompts import FRESH, PROMPTS, messages
+from engines.servers import ENGINES, Server, serving
 from engines.services import drafter_service, target_service
 from engines.smollm2 import obtain
+from tauscope_client.references.source import Completion
 from tauscope_client.target import TargetClient
 from tauscope_wire.connection import Connection
 
@@ -54,6 +56,22 @@ def source_at(bridge: LocalBridge) -> Iterator[Sources]:
     sources = Sources(bridge)
     yield sources
     sources.close()
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest, smollm2: Path) -> Iterator[Server]:
+    """The engine that the module is about (its `ENGINE`), started once for all its tests."""
+    with serving(ENGINES[request.module.ENGINE]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def references(
+    request: pytest.FixtureRequest, server: Server, source_at: Sources, bridge: LocalBridge
+) -> dict[str, Completion]:
+    """Greedy answers of that engine to the module's `NAMES`, one at a time; a tail where it can give one."""
+    source = source_at(server)
+    return {name: source.complete(turn_for(bridge, name, tail_tokens=8)) for name in request.module.NAMES}
 
 
 @pytest.fixture(scope="session")

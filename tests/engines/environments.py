@@ -23,8 +23,8 @@ from engines.layout import ENGINES, LOGS, SHIMS
 
 __all__ = ["ENVIRONMENTS", "Environment", "SetUpError", "interpreter", "set_up", "versions"]
 
-STEP_TIMEOUT_S: Final = 3000
-"""One installation step: the largest downloads about 4 GB, the slowest compiles for 20 minutes on two loaded cores."""
+STEP_TIMEOUT_S: Final = 7200
+"""One installation step: the largest downloads about 4 GB, the slowest compiles for 20 minutes, often longer."""
 
 
 class SetUpError(RuntimeError):

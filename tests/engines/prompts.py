@@ -23,6 +23,6 @@ FRESH: Final = ("temperature", "vowels")
 """Prompts that the small drafter of `engines.drafter` has not seen; it was trained on the answers to the others."""
 
 
-def messages(name: str) -> tuple[Message, ...]:
-    """The prompt as a conversation of one turn."""
-    return (Message(role="user", content=PROMPTS[name]),)
+def messages(name: str, *, repeat: int = 1) -> tuple[Message, ...]:
+    """The prompt as a conversation of one turn; its text `repeat` times in a row, to make it long."""
+    return (Message(role="user", content=" ".join([PROMPTS[name]] * repeat)),)

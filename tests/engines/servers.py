@@ -55,6 +55,7 @@ ENGINES: Final[dict[str, Engine]] = {
                 *("--host", "127.0.0.1", "--port", "{port}", "--device", "cpu", "--dtype", "float32"),
                 *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
                 *("--context-length", "{context}", "--max-total-tokens", "4096", "--max-running-requests", "4"),
+                *("--max-queued-requests", "2"),
                 *("--disable-cuda-graph", "--disable-overlap-schedule", "--skip-server-warmup", "--enable-metrics"),
             ),
             environ={"SGLANG_USE_CPU_ENGINE": "1"},

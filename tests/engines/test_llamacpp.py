@@ -1,30 +1,42 @@
 """A real llama.cpp server (llama-cpp-python) with the 4-bit file: another server, another arithmetic."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from engines.asks import turn_for
+from engines.claims import AnyEngine
+from engines.environments import ENVIRONMENTS, versions
 from engines.margins import explain
 from engines.prompts import PROMPTS
-from engines.servers import ENGINES, Server, serving
 
 pytestmark = pytest.mark.engines
 
-
-@pytest.fixture(scope="module")
-def llamacpp(smollm2) -> Iterator[Server]:
-    with serving(ENGINES["llamacpp"]) as server:
-        yield server
+ENGINE = "llamacpp"
+NAMES = tuple(PROMPTS)[:4]
 
 
-def test_references_come_as_text_and_the_agreement_shows_that_it_is_another_model(
-    llamacpp, source_at, target, bridge, report
-):
-    """Computed from 4-bit blocks, greedy text is not what our service would say: the number says so, nothing fails."""
-    source = source_at(llamacpp)
-    done = {name: source.complete(turn_for(bridge, name, max_new_tokens=48)) for name in list(PROMPTS)[:3]}
-    kept = {name: one for name, one in done.items() if not one.drift}
-    found = explain(target, {name: (bridge.prompt_ids(name), one.response_ids) for name, one in kept.items()})
-    report("llamacpp-agreement", {"facts": source.facts(), "round_trip": len(kept), **found.to_dict()})
-    assert 0.5 < found.agreement <= 1.0
+class TestLlamaCpp(AnyEngine):
+    """By `/v1/chat/completions`, `--reference openai=URL`."""
+
+    def test_the_server_is_recognised_with_version_and_model(self, server, source_at, bridge):
+        source = source_at(server)
+        source.complete(turn_for(bridge, "short-stop", max_new_tokens=2))
+        facts = source.facts()
+        assert facts["kind"] == "llama.cpp"
+        assert facts["version"] == versions(ENVIRONMENTS["llamacpp"])["llama-cpp-python"]
+        assert (facts["model"], facts["dialect"], facts["returns_ids"]) == ("smollm2", "chat+options", False)
+        assert facts["speculating"] is None and facts["deterministic"] is None  # it does not tell
+
+    def test_references_come_as_text_and_the_agreement_shows_that_it_is_another_model(
+        self, references, target, bridge, report
+    ):
+        """Computed from 4-bit blocks, greedy text is not what our service would say: the number says so."""
+        kept = {name: one for name, one in references.items() if not one.drift}
+        found = explain(target, {name: (bridge.prompt_ids(name), one.response_ids) for name, one in kept.items()})
+        report("llamacpp-agreement", {"round_trip": f"{len(kept)}/{len(references)}", **found.to_dict()})
+        assert kept
+        assert 0.5 < found.agreement <= 1.0
+
+    def test_template_options_that_it_does_not_know_are_noticed(self, server, source_at, bridge):
+        """It ignores them, and renders the prompt to fewer tokens than the target service did."""
+        turn = turn_for(bridge, "short-stop", template_kwargs={"enable_thinking": False})
+        assert "prompt tokens" in source_at(server).complete(turn).drift

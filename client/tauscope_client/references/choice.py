@@ -57,7 +57,7 @@ class ReferenceChoice:
             http = EngineHttp(self.value, key=self.key, retries=retries)
             try:
                 if self.kind == "sglang":
-                    yield SglangSource(http, target)
+                    yield SglangSource(http, target, model=self.model)
                 else:
                     yield OpenAISource(http, target, model=self.model)
             finally:

@@ -27,6 +27,9 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 1800.0
 """A long greedy answer of a big model on a busy server takes minutes and sends nothing until it is done."""
 
+_PASSING = frozenset({429, 502, 503, 504})
+"""Over a limit, or a gateway whose server is away; the same request may be answered a moment later."""
+
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 _MESSAGE_CHARS = 400
@@ -75,19 +78,19 @@ class EngineHttp:
     def find(self, path: str, *, needs_key: bool = False) -> dict[str, Any] | None:
         """GET a JSON object; None when the server has no such route, keeps it for others, or answers something else.
 
+        Asked again like a completion: a run is often the first to ask a server that has just been started.
+
         Args:
             path: the route.
             needs_key: the route is open to everybody who may ask for completions, so a refusal there is the answer.
 
         Raises:
             UnreachableError: nothing answers at the address.
+            UnavailableError: it is over its limits, or its gateway does not reach it.
             AuthenticationError: `needs_key` and the key is missing or wrong.
             PermissionDeniedError: `needs_key` and the key may not do this.
         """
-        try:
-            response = self._client.get(path, timeout=CONNECT_TIMEOUT_S)
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
+        response = self._retries.run(lambda: self._get_once(path))
         if needs_key and response.status_code in {401, 403}:
             raise self._refusal(path, response)
         try:
@@ -101,11 +104,9 @@ class EngineHttp:
 
         Raises:
             UnreachableError: nothing answers at the address.
+            UnavailableError: it is over its limits, or its gateway does not reach it.
         """
-        try:
-            response = self._client.get(path, timeout=CONNECT_TIMEOUT_S)
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
+        response = self._retries.run(lambda: self._get_once(path))
         return response.text if response.is_success else None
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -135,6 +136,19 @@ class EngineHttp:
         if not isinstance(value, dict):
             raise InternalError(f"{self.url}{path}: the answer is not a JSON object", ErrorCode.UNEXPECTED_ANSWER)
         return value
+
+    def _get_once(self, path: str) -> httpx.Response:
+        """GET without retries; any status but those that pass is an answer.
+
+        A 500 is an answer too: some servers give it for a description that they cannot make, and would again.
+        """
+        try:
+            response = self._client.get(path, timeout=CONNECT_TIMEOUT_S)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        if response.status_code in _PASSING:
+            raise self._refusal(path, response)
+        return response
 
     def _unreachable(self, error: Exception) -> UnreachableError:
         return UnreachableError(

@@ -20,6 +20,7 @@ _MODEL_ROUTES = ("/model_info", "/get_model_info")
 _SERVER_ROUTES = ("/server_info", "/get_server_info")
 _SERVER_FACTS = (
     "version",
+    "revision",
     "dtype",
     "quantization",
     "speculative_algorithm",
@@ -38,10 +39,17 @@ class SglangSource:
 
     name = "sglang"
 
-    def __init__(self, http: EngineHttp, bridge: TokenBridge) -> None:
-        """Ask `http` for completions; `bridge` serves only servers too old to return ids."""
+    def __init__(self, http: EngineHttp, bridge: TokenBridge, *, model: str | None = None) -> None:
+        """Ask `http` for completions; `bridge` serves only servers too old to return ids.
+
+        Args:
+            http: the server.
+            bridge: turns text into ids.
+            model: the name or path it must serve; None: whatever it serves.
+        """
         self._http = http
         self._bridge = bridge
+        self._model = model
         self._facts: dict[str, Any] | None = None
         self._lock = Lock()
 
@@ -124,6 +132,13 @@ class SglangSource:
             raise MismatchError(
                 f"the server at {self._http.url} is not SGLang (no /get_model_info); "
                 f"for another server say --reference openai={self._http.url}",
+                ErrorCode.UNEXPECTED_ANSWER,
+            )
+        names = [str(model[key]) for key in ("served_model_name", "model_path") if model.get(key)]
+        if self._model is not None and self._model not in names:
+            # It would answer under any name.
+            raise MismatchError(
+                f"{self._http.url} does not serve {self._model!r}; it serves {', '.join(dict.fromkeys(names))}",
                 ErrorCode.UNEXPECTED_ANSWER,
             )
         server = next((found for route in _SERVER_ROUTES if (found := self._http.find(route))), None) or {}
