@@ -12,11 +12,15 @@ from typing import Literal, NamedTuple
 from tauscope_wire.layers import EMBEDDING
 from tauscope_wire.messages import DraftConditions, DrafterCard, TargetInfo
 
-__all__ = ["DECLARED", "NOISE_LEVELS", "Condition", "Group", "Plan", "plan_conditions"]
+__all__ = ["DECLARED", "NOISE_LEVELS", "Condition", "Counts", "Group", "Plan", "plan_conditions"]
 
 Group = Literal[
     "declared", "taps", "context", "layout", "block", "rope", "window", "causal", "norm", "order", "tap", "noise"
 ]
+
+Counts = Literal["accepted", "first", "uncut"]
+"""What is compared at every anchor: `accepted` drafts, of as many as both sides draft; whether the `first` draft is
+right; or accepted drafts `uncut`, of as many as each side drafts."""
 
 NOISE_LEVELS = (0.013, 0.03, 0.085, 0.2, 0.5)
 """Relative noise on the states; the first and the third bracket what another kernel does to them (`dependence`)."""
@@ -39,6 +43,7 @@ class Condition:
         is_suspect: whether winning would be a finding.
         meaning: a sentence about the drafter, for when it wins (suspects only).
         advice: what to do then.
+        counts: what is compared.
     """
 
     name: str
@@ -47,6 +52,7 @@ class Condition:
     is_suspect: bool = False
     meaning: str = ""
     advice: str = ""
+    counts: Counts = "accepted"
 
 
 DECLARED = Condition("declared", "declared")
@@ -109,55 +115,64 @@ class _Planner:
                     f"{highest})"
                 )
                 continue
-            yield Condition(
+            yield _suspect(
                 f"taps {shift:+d}",
                 "taps",
                 DraftConditions(taps=taps),
-                is_suspect=True,
                 meaning=f"taps look shifted by one: they should be {taps}, not {self.card.taps}",
                 advice="ids of the `tuple` convention (Hugging Face, vLLM, speculators) are one higher than those of "
                 "the `output` convention (z-lab, SGLang): check which one training used",
             )
 
     def _context(self) -> Iterator[Condition]:
-        yield Condition(
+        yield _suspect(
             "context +1",
             "context",
             DraftConditions(context_shift=1),
-            is_suspect=True,
             meaning="the drafter was trained with a leak: its context included the anchor's own state, which does not "
             "exist yet when a server drafts",
             advice="mask context keys at positions >= the anchor in training, and train again: no setting can repair "
             "this",
         )
-        yield Condition(
+        yield _suspect(
             "context -1",
             "context",
             DraftConditions(context_shift=-1),
-            is_suspect=True,
             meaning="the drafter was trained with a context that ends one position early",
             advice="let training show all positions before the anchor",
         )
 
     def _blocks(self) -> Iterator[Condition]:
         other: Literal["fill-in", "anchor-first"] = "fill-in" if self.card.layout == "anchor-first" else "anchor-first"
-        yield Condition(
+        yield _suspect(
             f"layout {other}",
             "layout",
             DraftConditions(layout=other),
-            is_suspect=True,
             meaning=f"the block layout is {other}, not {self.card.layout}",
             advice=f"declare it: load the drafter with layout={other}",
         )
-        for size in (self.card.block_size // 2, self.card.block_size * 2):
+        if self.card.windows and all(window["causal"] for window in self.card.windows):
+            self.left_out.append(
+                "block sizes: rows of this drafter see only earlier rows, so another size changes no draft, only how "
+                "many there are"
+            )
+            return
+        # Rows that see each other are disturbed by more slots than in training, and the first row is where that shows
+        # best: it is right or wrong, and its share varies little from text to text. Fewer slots than in training hardly
+        # disturb it, but later drafts are missing then.
+        sizes: tuple[tuple[int, Counts], ...] = (
+            (self.card.block_size // 2, "first"),
+            (self.card.block_size * 2, "uncut"),
+        )
+        for size, counts in sizes:
             if 2 <= size <= 256:
-                yield Condition(
+                yield _suspect(
                     f"block {size}",
                     "block",
                     DraftConditions(block_size=size),
-                    is_suspect=True,
                     meaning=f"the block looks like {size} slots rather than {self.card.block_size}",
                     advice="declare the block size of training",
+                    counts=counts,
                 )
 
     def _windows(self) -> Iterator[Condition]:
@@ -172,21 +187,19 @@ class _Planner:
         for size in wanted:
             text = "full attention" if size == 0 else f"a window of {size}"
             said = "none" if declared is None else f"{declared}"
-            yield Condition(
+            yield _suspect(
                 f"window {size or 'full'}",
                 "window",
                 DraftConditions(sliding_window=size),
-                is_suspect=True,
                 meaning=f"the drafter looks trained with {text} (declared window: {said})",
                 advice="check sliding_window and layer_types",
             )
         for causal in sorted({not window["causal"] for window in self.card.windows}):
             text = "sees only earlier rows" if causal else "sees the whole block"
-            yield Condition(
+            yield _suspect(
                 "block causal" if causal else "block bidirectional",
                 "causal",
                 DraftConditions(causal=causal),
-                is_suspect=True,
                 meaning=f"a row of the block {text} in training, unlike what is declared",
                 advice="check is_causal and layer_types",
             )
@@ -197,40 +210,36 @@ class _Planner:
             return
         for theta in _THETAS:
             if theta != declared:
-                yield Condition(
+                yield _suspect(
                     f"theta {theta:g}",
                     "rope",
                     DraftConditions(rope_theta=theta),
-                    is_suspect=True,
                     meaning=f"rope theta looks like {theta:g} rather than {declared:g} (or nearer to it)",
                     advice="find the theta of training and declare it (rope_theta)",
                 )
         kind = self.card.rope.get("kind", "default")
         if kind != "default":
-            yield Condition(
+            yield _suspect(
                 "rope unscaled",
                 "rope",
                 DraftConditions(plain_rope=True),
-                is_suspect=True,
                 meaning=f"the drafter looks trained without the declared rope scaling ({kind})",
                 advice="remove rope_scaling, or take the configuration of this revision",
             )
 
     def _norms(self) -> Iterator[Condition]:
-        yield Condition(
+        yield _suspect(
             "states normed",
             "norm",
             DraftConditions(state_norm="rms"),
-            is_suspect=True,
             meaning="the drafter looks trained on normalised states, not on the residual stream itself",
             advice="capture the states before any norm, in training as in serving",
         )
         if self.card.taps[self.deepest] == self.target.model.num_layers - 1:
-            yield Condition(
+            yield _suspect(
                 "final norm",
                 "norm",
                 DraftConditions(state_norm="final_norm"),
-                is_suspect=True,
                 meaning="the deepest tap looks like the state after the target's final norm",
                 advice="Hugging Face `hidden_states[-1]` is after the final norm, engines tap before it: capture by a "
                 "hook on the last layer",
@@ -243,11 +252,10 @@ class _Planner:
         for i, j in pairs:
             taps = list(self.card.taps)
             taps[i], taps[j] = taps[j], taps[i]
-            yield Condition(
+            yield _suspect(
                 f"swap {self.card.taps[i]},{self.card.taps[j]}",
                 "order",
                 DraftConditions(swap_taps=[(i, j)]),
-                is_suspect=True,
                 meaning=f"the taps are in another order than declared: {taps} fits better than {self.card.taps}",
                 advice="list the taps in the order in which training concatenated them",
             )
@@ -264,6 +272,12 @@ def plan_conditions(card: DrafterCard, target: TargetInfo, *, longest_text: int)
     planner = _Planner(card, target, longest_text)
     conditions = [DECLARED, *planner.suspects(), *planner.ablations()]
     return Plan(conditions, planner.left_out)
+
+
+def _suspect(
+    name: str, group: Group, conditions: DraftConditions, *, meaning: str, advice: str, counts: Counts = "accepted"
+) -> Condition:
+    return Condition(name, group, conditions, is_suspect=True, meaning=meaning, advice=advice, counts=counts)
 
 
 def _ablation(name: str, conditions: DraftConditions) -> Condition:

@@ -2,7 +2,8 @@
 
 The statistic is the mean number of accepted drafts over all response anchors, no bonus: every anchor counts, so that a
 condition is not judged by the few anchors that its own walk visits. Where conditions draft different numbers of tokens,
-both sides are cut to the smaller number. A conversation is the unit; see `sign_flips` for how it is judged.
+both sides are cut to the smaller number, or, where the block itself is in question, to the first draft, or not at all
+(`conditions.Counts`). A conversation is the unit; see `sign_flips` for how it is judged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +43,8 @@ class Effect:
     """One condition against the declared one.
 
     Attributes:
-        condition: what was changed.
-        accepted: mean accepted drafts over all response anchors under it.
+        condition: what was changed; its `counts` says what the numbers here are of.
+        accepted: mean accepted drafts over all response anchors under it, or share of anchors whose first is right.
         declared: the same as declared, over the same anchors and as many drafts.
         low: lower end of the interval of the gain, None with too few conversations.
         high: upper end.
@@ -52,6 +53,8 @@ class Effect:
         wins: conversations on which it accepts more than as declared.
         losses: conversations on which it accepts less.
         is_idle: it changed nothing at any anchor.
+        first_low: lower end of the interval of the gain in first drafts that are right, per anchor.
+        first_high: upper end.
     """
 
     condition: Condition
@@ -63,10 +66,12 @@ class Effect:
     wins: int
     losses: int
     is_idle: bool
+    first_low: float | None = None
+    first_high: float | None = None
 
     @property
     def gain(self) -> float:
-        """Accepted drafts more than as declared, per anchor."""
+        """More than as declared, per anchor, of what the condition counts."""
         return self.accepted - self.declared
 
     @property
@@ -82,10 +87,12 @@ class Effect:
             "group": self.condition.group,
             "is_suspect": self.condition.is_suspect,
             "conditions": {} if conditions is None else conditions.in_force(),
+            "counts": self.condition.counts,
             "accepted": self.accepted,
             "declared": self.declared,
             "gain": self.gain,
             "interval_95": [self.low, self.high],
+            "first_interval_95": [self.first_low, self.first_high],
             "joint_p": self.joint_p,
             "wins": self.wins,
             "losses": self.losses,
@@ -110,14 +117,19 @@ def effects_of(
     changed = [condition for condition in conditions if condition.name != DECLARED.name]
     units = list(dict.fromkeys(text.conversation for text in texts))
     anchors = _by_unit(texts, units, lambda text: len(text.accepted[DECLARED.name]))
-    pairs = []
-    for condition in changed:
-        width = min(num_drafts[condition.name], num_drafts[DECLARED.name])
-        pairs.append([_sums(texts, units, name, width) for name in (DECLARED.name, condition.name)])
-    sums = np.array(pairs).reshape(len(changed), 2, len(units))
-    differences = sums[:, 1] - sums[:, 0]
-    idle = [_is_idle(texts, condition) for condition in changed]
+    widths = [_width(condition, num_drafts) for condition in changed]
+
+    def sums(names: Sequence[str], cut: Sequence[int]) -> FloatArray:
+        rows = [_sums(texts, units, name, width) for name, width in zip(names, cut, strict=True)]
+        return np.array(rows).reshape(len(names), len(units))
+
+    names, declared = [condition.name for condition in changed], [DECLARED.name] * len(changed)
+    under, plain = sums(names, widths), sums(declared, widths)
+    differences = under - plain
+    first = sums(names, [1] * len(names)) - sums(declared, [1] * len(names))
+    idle = [_is_idle(texts, condition, width) for condition, width in zip(changed, widths, strict=True)]
     judged = judge_differences(differences, anchors, level=LEVEL, seed=seed)
+    firsts = judge_differences(first, anchors, level=LEVEL, seed=seed)
     asked = [i for i, condition in enumerate(changed) if condition.is_suspect and not idle[i]]
     joint: dict[int, float] = {}
     if asked:
@@ -127,21 +139,36 @@ def effects_of(
     return [
         Effect(
             condition=condition,
-            accepted=float(sums[i, 1].sum()) / total,
-            declared=float(sums[i, 0].sum()) / total,
+            accepted=float(under[i].sum()) / total,
+            declared=float(plain[i].sum()) / total,
             low=_finite(judged.low[i]),
             high=_finite(judged.high[i]),
             joint_p=joint.get(i),
             wins=int((differences[i] > 0).sum()),
             losses=int((differences[i] < 0).sum()),
             is_idle=idle[i],
+            first_low=_finite(firsts.low[i]),
+            first_high=_finite(firsts.high[i]),
         )
         for i, condition in enumerate(changed)
     ]
 
 
-def _is_idle(texts: Sequence[Text], condition: Condition) -> bool:
-    return all(np.array_equal(text.accepted[condition.name], text.accepted[DECLARED.name]) for text in texts)
+def _width(condition: Condition, num_drafts: Mapping[str, int]) -> int:
+    """Drafts that count on both sides."""
+    if condition.counts == "first":
+        return 1
+    both = num_drafts[condition.name], num_drafts[DECLARED.name]
+    return max(both) if condition.counts == "uncut" else min(both)
+
+
+def _is_idle(texts: Sequence[Text], condition: Condition, width: int) -> bool:
+    return all(
+        np.array_equal(
+            np.minimum(text.accepted[condition.name], width), np.minimum(text.accepted[DECLARED.name], width)
+        )
+        for text in texts
+    )
 
 
 def _sums(texts: Sequence[Text], units: Sequence[str], name: str, width: int) -> FloatArray:

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tauscope_client.probe.conditions import Counts
 from tauscope_client.probe.effects import Effect
+from tauscope_client.probe.verdict import FIRST_FLOOR
 from tauscope_client.runs.files import write_json, write_text
 
 __all__ = ["PROBE_SCHEMA", "probe_markdown", "write_report"]
@@ -12,14 +14,16 @@ __all__ = ["PROBE_SCHEMA", "probe_markdown", "write_report"]
 PROBE_SCHEMA = "tauscope.probe/1"
 
 _RULE = (
-    "Rule: a condition is found when its joint p is at most {alpha:g} and its gain at least {floor:.2f}. The joint p "
+    "Rule: a condition is found when its joint p is at most {alpha:g} and its gain at least {floor:.2f} ({first:.2f} "
+    "of first drafts; a larger block must also draft as good first tokens, up to {first:.2f}). The joint p "
     "takes all {count} suspects together (sign flips over conversations, minP), so at most one healthy drafter in "
-    "twenty is accused of anything. A condition is ruled out when the 95 % interval of its gain lies below "
-    "{floor:.2f}; otherwise the texts cannot tell."
+    "twenty is accused of anything. A condition is ruled out when the 95 % interval of its gain lies below that (a "
+    "larger block also when its first drafts are certainly worse); otherwise the texts cannot tell."
 )
 _STATISTIC = (
     "Gain: accepted draft tokens per anchor (no bonus), mean over all response anchors, minus the same as declared, on "
-    "the same anchors; conditions that draft fewer tokens are compared over as many."
+    "the same anchors; conditions that draft fewer tokens are compared over as many. Of a smaller block (first "
+    "drafts): the share of anchors whose first draft is right. Of a larger one (all drafts): nothing is cut."
 )
 
 
@@ -56,7 +60,12 @@ def probe_markdown(probe: Mapping[str, Any], effects: Sequence[Effect]) -> str:
         "",
         _STATISTIC,
         "",
-        _RULE.format(alpha=verdict["alpha"], floor=verdict["floor"], count=sum(not one.is_idle for one in suspects)),
+        _RULE.format(
+            alpha=verdict["alpha"],
+            floor=verdict["floor"],
+            first=FIRST_FLOOR,
+            count=sum(not one.is_idle for one in suspects),
+        ),
         "",
         *(["Not tried:", "", *[f"- {text}" for text in probe["left_out"]], ""] if probe["left_out"] else []),
         "## How it uses the states",
@@ -82,7 +91,7 @@ def cells(effect: Effect) -> tuple[str, ...]:
     """Condition, accepted, gain, interval, won and lost conversations, joint p; as tables show them."""
     ends = "–" if effect.low is None or effect.high is None else f"{effect.low:+.2f} to {effect.high:+.2f}"
     return (
-        effect.condition.name,
+        effect.condition.name + _COUNTS[effect.condition.counts],
         f"{effect.accepted:.2f}",
         f"{effect.gain:+.2f}",
         "changes nothing" if effect.is_idle else ends,
@@ -90,6 +99,8 @@ def cells(effect: Effect) -> tuple[str, ...]:
         "" if effect.joint_p is None else f"{effect.joint_p:.2g}",
     )
 
+
+_COUNTS: Mapping[Counts, str] = {"accepted": "", "first": " (first drafts)", "uncut": " (all drafts)"}
 
 HEADS = ("condition", "accepted", "gain", "95 % interval", "won : lost", "joint p")
 """Over the columns of `cells`."""

@@ -7,18 +7,25 @@ is *ruled out* when the 95 % interval of its gain lies below the floor, or when 
 Anything else is *open*: the texts cannot tell. It takes six conversations to rule anything out, and some more to find
 something.
 
+A block of another size is judged otherwise, because slots may be added or taken away with little harm. Half the block:
+by the first draft alone, which more slots than in training disturb; its floor is FIRST_FLOOR. Twice the block: by all
+drafts that it accepts, and only if its first drafts are as good as declared up to that floor: a drafter that accepts
+more drafts beyond its block, yet worse ones in it, was not trained with the larger one.
+
 Only the best condition of a group (all thetas, both tap shifts, ..) is a finding; the finding with the largest gain
-comes first, the others may have the same cause.
+(in floors) comes first, the others may have the same cause.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from tauscope_client.metrics.intervals import FEW_PROMPTS
+from tauscope_client.probe.conditions import Counts
 from tauscope_client.probe.effects import Effect
 
-__all__ = ["ALPHA", "MIN_GAIN", "MIN_GAIN_RATIO", "Verdict", "floor_of", "judge"]
+__all__ = ["ALPHA", "FIRST_FLOOR", "MIN_GAIN", "MIN_GAIN_RATIO", "Verdict", "floor_of", "judge"]
 
 ALPHA = 0.05
 """Chance that a healthy drafter is accused of anything, over all suspects together."""
@@ -29,8 +36,19 @@ MIN_GAIN_RATIO = 0.02
 MIN_GAIN = 0.05
 """Accepted tokens per anchor; keeps a drafter that accepts almost nothing from being judged by hundredths."""
 
+FIRST_FLOOR = 0.01
+"""Share of first drafts: twice the slots of training cost the bundled drafters two to four in a hundred."""
+
 _NEXT_TO_NOTHING = 0.2
 """Accepted tokens per anchor under the best condition, below which no condition explains anything."""
+
+_UNITS: Mapping[Counts, str] = MappingProxyType(
+    {
+        "accepted": "accepted tokens per anchor",
+        "first": "right first drafts per anchor",
+        "uncut": "accepted tokens per anchor",
+    }
+)
 
 Kind = Literal["found", "nothing", "open"]
 
@@ -84,11 +102,11 @@ def judge(effects: Sequence[Effect], *, num_conversations: int) -> Verdict:
         num_conversations: that they rest on.
     """
     suspects = [effect for effect in effects if effect.condition.is_suspect]
-    declared = max((effect.declared for effect in suspects), default=0.0)  # the one with the most drafts counted
+    declared = max((one.declared for one in suspects if one.condition.counts != "first"), default=0.0)
     floor = floor_of(declared)
     found = [effect for effect in suspects if _is_found(effect, floor)]
     undecided = tuple(effect for effect in suspects if effect not in found and not _is_ruled_out(effect, floor))
-    findings = _best_of_groups(found)
+    findings = _best_of_groups(found, floor)
     notes = _notes(suspects, findings, declared, num_conversations)
     if findings:
         return Verdict("found", _found_text(findings[0]), findings, undecided, floor, notes)
@@ -101,32 +119,43 @@ def judge(effects: Sequence[Effect], *, num_conversations: int) -> Verdict:
     return Verdict("nothing", text, (), (), floor, notes)
 
 
+def _floor(effect: Effect, floor: float) -> float:
+    """The floor of what the condition counts."""
+    return FIRST_FLOOR if effect.condition.counts == "first" else floor
+
+
 def _is_found(effect: Effect, floor: float) -> bool:
-    return effect.joint_p is not None and effect.joint_p <= ALPHA and effect.gain >= floor
+    if effect.joint_p is None or effect.joint_p > ALPHA or effect.gain < _floor(effect, floor):
+        return False
+    return effect.condition.counts != "uncut" or (effect.first_low is not None and effect.first_low > -FIRST_FLOOR)
 
 
 def _is_ruled_out(effect: Effect, floor: float) -> bool:
-    return effect.is_idle or (effect.high is not None and effect.high < floor)
+    if effect.is_idle or (effect.high is not None and effect.high < _floor(effect, floor)):
+        return True
+    return effect.condition.counts == "uncut" and effect.first_high is not None and effect.first_high < 0
 
 
-def _best_of_groups(found: Sequence[Effect]) -> tuple[Effect, ...]:
+def _best_of_groups(found: Sequence[Effect], floor: float) -> tuple[Effect, ...]:
     best: dict[str, Effect] = {}
-    for effect in sorted(found, key=lambda one: one.gain, reverse=True):
+    for effect in sorted(found, key=lambda one: one.gain / _floor(one, floor), reverse=True):
         best.setdefault(effect.condition.group, effect)
     return tuple(best.values())
 
 
 def _found_text(effect: Effect) -> str:
-    how_sure = f"95 % interval {_ends(effect)}, joint p {effect.joint_p:.2g}"
+    condition = effect.condition
     return (
-        f"{effect.condition.meaning}: {effect.gain:+.2f} accepted tokens per anchor at `{effect.condition.name}` "
-        f"({effect.declared:.2f} as declared, {effect.accepted:.2f} so; {how_sure})"
+        f"{condition.meaning}: {effect.gain:+.2f} {_UNITS[condition.counts]} at `{condition.name}` "
+        f"({effect.declared:.2f} as declared, {effect.accepted:.2f} so; 95 % interval {_ends(effect)}, joint p "
+        f"{effect.joint_p:.2g})"
     )
 
 
 def _open_text(undecided: Sequence[Effect], floor: float) -> str:
     named = ", ".join(f"`{one.condition.name}` ({_ends(one)})" for one in sorted(undecided, key=lambda one: -one.gain))
-    return f"cannot tell: nothing is found, but a gain of {floor:.2f} or more is not ruled out for {named}"
+    floors = sorted({f"{_floor(one, floor):.2f} {_UNITS[one.condition.counts]}" for one in undecided}, reverse=True)
+    return f"cannot tell: nothing is found, but a gain of {' or '.join(floors)} is not ruled out for {named}"
 
 
 def _ends(effect: Effect) -> str:
@@ -141,7 +170,14 @@ def _notes(
     if len(findings) > 1:
         others = ", ".join(f"`{one.condition.name}` ({one.gain:+.2f})" for one in findings[1:])
         notes.append(f"also better than declared: {others}; perhaps by the same cause: repair the first, probe again")
-    best = max((effect.accepted for effect in suspects), default=declared)
+    best = max((effect.accepted for effect in suspects if effect.condition.counts != "first"), default=declared)
+    beyond = [one for one in suspects if one.condition.counts == "uncut" and one not in findings]
+    notes += [
+        f"at `{one.condition.name}` it accepts {one.gain:+.2f} tokens per anchor ({_ends(one)}), but that is no sign of "
+        "a block declared too small: its first drafts are not as good there; a server may use the longer block"
+        for one in beyond
+        if one.low is not None and one.low > 0
+    ]
     if not findings and max(best, declared) < _NEXT_TO_NOTHING:
         notes.append(
             f"the drafter accepts next to nothing under every condition (at most {max(best, declared):.2f} tokens per "

@@ -61,6 +61,9 @@ FAULTS = {
     "anchor-first": Fault(lambda _: {"sample_from_anchor": True}, "layout fill-in"),
     "window": Fault(lambda _: SLIDING | {"is_causal": False}, "window full"),
     "causal": Fault(lambda _: {"is_causal": True}, "block bidirectional", wants_more_texts=True),
+    # its first fifteen rows draft nearly as well before thirty-one masks, and the further rows are not bad either
+    "block-too-large": Fault(lambda _: {"block_size": 32}, "block 16", wants_more_texts=True),
+    "block-too-small": Fault(lambda _: {"block_size": 8}, "block 16", wants_more_texts=True),
 }
 WRITE = {
     "clamp(value, low, high)": "Limit a number to a range.",
@@ -89,9 +92,6 @@ COMPLETE = {
 TRAINED = {"drafter-leak": "context +1", "drafter-shifted": "taps +1", "drafter-theta": "theta 10000"}
 """Drafters that were trained with a fault, where they are bundled."""
 
-TWICE_THE_BLOCK = "block-too-large"
-"""Costs this drafter nothing: its first fifteen rows draft as well before fifteen masks as before thirty-one."""
-
 BUNDLED = [name for name in TRAINED if (demo.MODELS / name).exists()]
 
 
@@ -99,8 +99,7 @@ BUNDLED = [name for name in TRAINED if (demo.MODELS / name).exists()]
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     folder = tmp_path_factory.mktemp("planted")
     drafters = {"trained": demo.MODELS / "drafter-a", "early": demo.MODELS / "drafter-b" / "checkpoint.pt"}
-    twice = Fault(lambda _: {"block_size": 32}, "")
-    for name, fault in (FAULTS | {TWICE_THE_BLOCK: twice}).items():
+    for name, fault in FAULTS.items():
         drafters[name] = folder / name
         shutil.copytree(demo.MODELS / "drafter-a", drafters[name])
         path = drafters[name] / "config.json"
@@ -173,17 +172,15 @@ def test_a_fault_planted_in_the_configuration_is_found(
     assert verdict.findings[0].condition.name == FAULTS[name].wins
 
 
-def test_a_change_that_costs_nothing_is_not_blamed_on_anything(services: Addresses, tmp_path: Path) -> None:
-    verdict = run(services, TWICE_THE_BLOCK, tmp_path).verdict
-    assert verdict.kind != "found", verdict.headline
-
-
+@pytest.mark.parametrize("num_texts", [10, 30])
 @pytest.mark.parametrize("name", ["trained", "early"])
-def test_a_healthy_drafter_gets_no_alarm(services: Addresses, tmp_path: Path, name: str) -> None:
-    found = run(services, name, tmp_path)
+def test_a_healthy_drafter_gets_no_alarm(
+    services: Addresses, more_texts: list[Reference], tmp_path: Path, name: str, num_texts: int
+) -> None:
+    found = run(services, name, tmp_path, more_texts[: num_texts - 10])
     assert found.verdict.kind != "found", found.verdict.headline
-    declared = found.effects[0].declared
-    assert all(effect.accepted <= declared + found.verdict.floor for effect in found.effects)
+    judged_alike = [effect for effect in found.effects if effect.condition.counts == "accepted"]
+    assert all(effect.gain <= found.verdict.floor for effect in judged_alike)
     assert found.content["dependence"]["worth"] > 0.5  # it does live on the states
 
 

@@ -83,6 +83,18 @@ def test_a_shift_out_of_what_the_target_holds_is_left_out_and_said(taps, deepest
     assert found.left_out[0].startswith(left_out)
 
 
+def test_block_sizes_of_rows_that_see_only_earlier_ones_are_not_tried_and_it_is_said():
+    found = plan(windows=[{"size": None, "causal": True}])
+    assert suspects(found, "block") == []
+    assert "another size changes no draft" in found.left_out[0]
+
+
+def test_half_a_block_is_judged_by_first_drafts_and_twice_a_block_by_all():
+    counts = {one.name: one.counts for one in plan().conditions}
+    assert (counts.pop("block 2"), counts.pop("block 10")) == ("first", "uncut")
+    assert set(counts.values()) == {"accepted"}
+
+
 def test_the_final_norm_is_suspected_only_of_a_drafter_that_taps_the_last_layer():
     assert "final norm" in suspects(plan(taps=[5, 63]))
     assert "final norm" not in suspects(plan(taps=[5, 62]))

@@ -12,6 +12,8 @@ UP = Condition("taps +1", "taps", DraftConditions(taps=[2]), is_suspect=True, me
 DOWN = Condition("taps -1", "taps", DraftConditions(taps=[0]), is_suspect=True, meaning="the other way")
 LEAK = Condition("context +1", "context", DraftConditions(context_shift=1), is_suspect=True, meaning="a leak")
 WINDOW = Condition("window 9", "window", DraftConditions(sliding_window=9), is_suspect=True, meaning="a window")
+HALF = Condition("block 4", "block", DraftConditions(block_size=4), True, "the block looks like 4", "", "first")
+TWICE = Condition("block 16", "block", DraftConditions(block_size=16), True, "the block looks like 16", "", "uncut")
 ZERO = Condition("tap 1 zero", "tap", DraftConditions(zero_taps=[0]))
 SUSPECTS = [UP, DOWN, LEAK, WINDOW]
 
@@ -105,6 +107,43 @@ def test_conditions_are_compared_over_as_many_drafts():
     found = [Text(f"t{i}", f"t{i}", {"declared": np.full(9, 7), "taps +1": np.full(9, 3)}) for i in range(8)]
     (effect,) = effects_of(found, [UP], num_drafts={"declared": 7, "taps +1": 3})
     assert (effect.declared, effect.accepted, effect.gain) == (3.0, 3.0, 0.0)
+
+
+def drafted(rates, *, num=30, anchors=60, seed=3):
+    """Accepted drafts under each condition: name -> (chance of the first draft, of each later one, drafts)."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for index in range(num):
+        accepted = {}
+        for name, (first, later, width) in rates.items():
+            right = rng.random((anchors, width)) < np.array([first, *[later] * (width - 1)])
+            accepted[name] = np.cumprod(right, axis=1).sum(axis=1).astype(np.int32)
+        found.append(Text(f"t{index}", f"t{index}", accepted))
+    return found
+
+
+def block_verdict(rates):
+    widths = {name: width for name, (_, _, width) in rates.items()}
+    effects = effects_of(drafted(rates), [HALF, TWICE], num_drafts=widths)
+    return judge(effects, num_conversations=30)
+
+
+def test_a_block_declared_too_large_shows_in_its_first_drafts_though_it_accepts_as_much():
+    verdict = block_verdict({"declared": (0.6, 0.7, 7), "block 4": (0.8, 0.5, 3), "block 16": (0.4, 0.7, 15)})
+    assert verdict.kind == "found"
+    assert verdict.headline.startswith("the block looks like 4: +0.")
+    assert "right first drafts per anchor at `block 4`" in verdict.headline
+
+
+def test_a_block_declared_too_small_is_found_by_what_the_larger_one_accepts():
+    verdict = block_verdict({"declared": (0.8, 0.8, 7), "block 4": (0.8, 0.8, 3), "block 16": (0.9, 0.85, 15)})
+    assert verdict.kind == "found" and "accepted tokens per anchor at `block 16`" in verdict.headline
+
+
+def test_a_drafter_that_drafts_beyond_its_block_but_worse_in_it_is_not_accused():
+    verdict = block_verdict({"declared": (0.8, 0.8, 7), "block 4": (0.7, 0.8, 3), "block 16": (0.7, 0.9, 15)})
+    assert verdict.kind == "nothing"
+    assert "at `block 16` it accepts +2." in verdict.notes[0] and "may use the longer block" in verdict.notes[0]
 
 
 def test_turns_of_one_conversation_count_once():
