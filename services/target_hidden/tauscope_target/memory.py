@@ -27,6 +27,19 @@ SLACK = 1.1
 
 
 @dataclass(frozen=True)
+class RingShape:
+    """How many token mixers and MLPs of layers a streamed model holds on the device at once."""
+
+    mixers: int
+    mlps: int
+
+
+ONE_LAYER, TWO_MLPS, WHOLE_LAYERS = RingShape(1, 1), RingShape(1, 2), RingShape(2, 2)
+"""The smallest: one half is copied while the other computes. Two MLPs: copies keep the bus busy through both halves.
+Two whole layers: the most that is of use, and what layers need that travel whole."""
+
+
+@dataclass(frozen=True)
 class ModelSizes:
     """Sizes of the text model, from its configuration.
 

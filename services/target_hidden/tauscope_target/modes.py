@@ -23,7 +23,8 @@ from tauscope_target.memory import (
     device_floor,
     fit,
 )
-from tauscope_target.streaming import StreamedHead, StreamedWeights, StreamPlacement, host_embedding
+from tauscope_target.ring import StreamedWeights
+from tauscope_target.streaming import StreamedHead, StreamPlacement, host_embedding
 from tauscope_wire.errors import ErrorCode, RequestError, UnavailableError
 
 ModeChoice = Literal["auto", "resident", "streamed", "cpu"]

@@ -1,24 +1,32 @@
-"""Layer streaming: weights live in host memory and visit the device two layers at a time.
+"""Where streamed weights lie on the host, and how embedding and head are used from there; `ring` moves the layers."""
 
-The parameters of layer i are, once and for all, views into device slot i mod 2. A copy stream fills one slot while the
-other computes; events in both directions keep them apart: compute waits until the copy is done, the copy waits until
-the slot's last use is done. The arithmetic is that of resident weights, bit for bit: same kernels, same shapes, same
-alignment, only the address of a weight differs. Without a GPU the same code copies synchronously.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from tauscope_target.anatomy import Anatomy
 from tauscope_target.arena import ArenaLayout, HostArena, Region
+from tauscope_target.copies import CopyQueue
+from tauscope_target.layer_parts import Part, mlp_parts
 from tauscope_target.loading import LoadingPlan, parameter_dtype
 from tauscope_target.memory import BLOCK_ELEMENTS, BLOCK_VOCAB
 
 NUM_SLOTS = 2
+"""Buffers of a streamed head: one is filled while the other is used."""
+
+
+@dataclass(frozen=True)
+class LayerRegions:
+    """A layer in the arena: its halves in the order of use, or, under None, all of it."""
+
+    regions: Mapping[Part | None, Region]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the layer."""
+        return sum(region.nbytes for region in self.regions.values())
 
 
 @dataclass
@@ -35,12 +43,20 @@ class StreamPlacement:
 
     def __post_init__(self) -> None:
         layout = ArenaLayout()
+        parts = [mlp_parts([name for name, _ in layer.named_parameters()]) for layer in self.anatomy.layers]
+        self.is_halved = all(part is not None for part in parts)
         self.layers = [
-            layout.add(
-                self._entry(f"{self.anatomy.layers_path}.{index}.{name}", parameter)
-                for name, parameter in layer.named_parameters()
+            LayerRegions(
+                {
+                    part: layout.add(
+                        self._entry(f"{self.anatomy.layers_path}.{index}.{name}", parameter)
+                        for name, parameter in layer.named_parameters()
+                        if part is None or (found is not None and found.owns(name) == (part == "mlp"))
+                    )
+                    for part in self._halves()
+                }
             )
-            for index, layer in enumerate(self.anatomy.layers)
+            for index, (layer, found) in enumerate(zip(self.anatomy.layers, parts, strict=True))
         ]
         self._embedding_name = _name_of(self.anatomy.model, self.anatomy.embedding)
         head = self.anatomy.head
@@ -50,6 +66,9 @@ class StreamPlacement:
             layout.add([self._entry(f"{name}.weight", head.weight)])
         self.arena = HostArena(layout)
         self._regions = {name: region for region in layout.regions for name in region.slices}
+
+    def _halves(self) -> tuple[Part | None, ...]:
+        return ("mixer", "mlp") if self.is_halved else (None,)
 
     def _entry(self, name: str, parameter: torch.Tensor) -> tuple[str, tuple[int, ...], torch.dtype]:
         return name, tuple(parameter.shape), parameter_dtype(self.anatomy.model, name, parameter, self.plan)
@@ -61,88 +80,6 @@ class StreamPlacement:
             return region.slices[name].view(self.arena.region(region))
         on_host = name.startswith(f"{self._embedding_name}.")
         return torch.empty(shape, dtype=dtype, device="cpu" if on_host else self.plan.device)
-
-
-class StreamedWeights:
-    """Gives layers their weights through two device slots.
-
-    Args:
-        anatomy: the filled model; its layers' parameters become views into the slots.
-        placement: where the weights lie on the host.
-        device: where they are needed.
-    """
-
-    def __init__(self, anatomy: Anatomy, placement: StreamPlacement, *, device: torch.device) -> None:
-        self._placement = placement
-        largest = max(region.nbytes for region in placement.layers)
-        self._slots = [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(NUM_SLOTS)]
-        self._held = [-1] * NUM_SLOTS
-        self._following: int | None = None
-        self._queue = CopyQueue(device, NUM_SLOTS)
-        for index, layer in enumerate(anatomy.layers):
-            _rebind(layer, placement.layers[index], self._slots[index % NUM_SLOTS], anatomy.layers_path, index)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Device memory of the slots."""
-        return sum(slot.numel() for slot in self._slots)
-
-    def acquire(self, index: int, *, deepest: int) -> None:
-        """Make layer `index` present, and start copying the one that will follow it."""
-        self._issue(index)
-        self._queue.wait_until_copied(index % NUM_SLOTS)
-        following = index + 1 if index < deepest else 0
-        if following % NUM_SLOTS == index % NUM_SLOTS:
-            self._following = following  # its slot is in use until this layer has run
-        else:
-            self._issue(following)
-
-    def release(self, index: int) -> None:
-        """Layer `index` has run (on the stream): its slot may be filled again."""
-        self._queue.mark_used(index % NUM_SLOTS)
-        if self._following is not None:
-            self._issue(self._following)
-            self._following = None
-
-    def _issue(self, index: int) -> None:
-        slot = index % NUM_SLOTS
-        if self._held[slot] == index:
-            return
-        region = self._placement.layers[index]
-        self._queue.copy(slot, self._slots[slot][: region.nbytes], self._placement.arena.region(region))
-        self._held[slot] = index
-
-
-class CopyQueue:
-    """Asynchronous copies into numbered buffers, ordered against the compute stream by events."""
-
-    def __init__(self, device: torch.device, num_buffers: int) -> None:
-        self._device = device
-        self._stream: Any = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._copied = [torch.cuda.Event() for _ in range(num_buffers)]  # type: ignore[no-untyped-call]
-            self._used = [torch.cuda.Event() for _ in range(num_buffers)]  # type: ignore[no-untyped-call]
-
-    def copy(self, buffer: int, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy into a buffer once its last use is done."""
-        if self._stream is None:
-            target.copy_(source)
-            return
-        self._stream.wait_event(self._used[buffer])
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-            self._copied[buffer].record(self._stream)
-
-    def wait_until_copied(self, buffer: int) -> None:
-        """Make the compute stream wait for the buffer's copy."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._copied[buffer])
-
-    def mark_used(self, buffer: int) -> None:
-        """What was put on the compute stream so far is the buffer's last use."""
-        if self._stream is not None:
-            self._used[buffer].record(torch.cuda.current_stream(self._device))
 
 
 class StreamedHead:
@@ -205,15 +142,6 @@ def host_embedding(anatomy: Anatomy, device: torch.device) -> Callable[[torch.Te
         return rows
 
     return embed
-
-
-def _rebind(layer: nn.Module, region: Region, slot: torch.Tensor, layers_path: str, index: int) -> None:
-    """Make a layer's parameters views into its slot."""
-    prefix = f"{layers_path}.{index}."
-    for name, piece in region.slices.items():
-        owner, _, leaf = name.removeprefix(prefix).rpartition(".")
-        module = layer.get_submodule(owner)
-        module._parameters[leaf] = nn.Parameter(piece.view(slot), requires_grad=False)
 
 
 def _name_of(model: nn.Module, part: nn.Module) -> str:
