@@ -102,16 +102,30 @@ class Asker:
             SglangSource(http, self.bridge) if self.server.engine.name == "sglang" else OpenAISource(http, self.bridge)
         )
 
-    def complete(self, name: str, *, max_new_tokens: int, tail_tokens: int = 0, repeat: int = 1) -> None:
+    def complete(
+        self,
+        name: str,
+        *,
+        max_new_tokens: int,
+        tail_tokens: int = 0,
+        repeat: int = 1,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
         """What the client asks for one prompt: facts first, then the completion. A refusal is recorded as well.
 
         Args:
-            repeat: put the prompt's ids this many times in a row, to overflow the context.
+            name: of the prompt.
+            max_new_tokens: length limit.
+            tail_tokens: tokens wanted past the end.
+            repeat: put the prompt's text this many times in a row, to overflow the context.
+            template_kwargs: options of the chat template.
         """
+        kwargs = dict(template_kwargs or {})
         self.turn = Turn(
             id=name,
-            prompt_ids=self.prompt_ids(name) * repeat,
-            messages=messages(name),
+            prompt_ids=self.bridge.prompt_ids(name, repeat=repeat, **kwargs),
+            messages=messages(name, repeat=repeat),
+            template_kwargs=kwargs,
             max_new_tokens=max_new_tokens,
             tail_tokens=tail_tokens,
             stop_token_ids=STOP_IDS,

@@ -62,6 +62,11 @@ class Environment:
         return SHIMS / self.name
 
     @property
+    def failure(self) -> Path:
+        """Digest and message of a set-up that failed, so that every test that needs it does not build for minutes."""
+        return ENGINES / f"{self.name}.failed.json"
+
+    @property
     def digest(self) -> str:
         """Of everything that determines the environment."""
         recipe = [self.steps, self.requirements_of, self.leave_out]
@@ -140,8 +145,12 @@ def versions(environment: Environment) -> dict[str, str]:
     return dict(json.loads(found.stdout))
 
 
-def set_up(environment: Environment) -> Path:
+def set_up(environment: Environment, *, is_again: bool = False) -> Path:
     """Build the environment unless the same recipe has built it already, and return its interpreter.
+
+    Args:
+        environment: which.
+        is_again: try although the same recipe has failed before; otherwise that failure is raised again.
 
     Raises:
         SetUpError: a step failed, took too long, or the finished environment does not pass its proof.
@@ -149,6 +158,21 @@ def set_up(environment: Environment) -> Path:
     marker = environment.folder / "ready.json"
     if marker.exists() and json.loads(marker.read_text())["digest"] == environment.digest:
         return interpreter(environment)
+    if environment.failure.exists() and not is_again:
+        failed = json.loads(environment.failure.read_text())
+        if failed["digest"] == environment.digest:
+            raise SetUpError(failed["message"])
+    try:
+        _build(environment)
+    except SetUpError as error:
+        environment.failure.write_text(json.dumps({"digest": environment.digest, "message": str(error)}))
+        raise
+    environment.failure.unlink(missing_ok=True)
+    marker.write_text(json.dumps({"digest": environment.digest, "versions": versions(environment)}, indent=2))
+    return interpreter(environment)
+
+
+def _build(environment: Environment) -> None:
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{environment.name}-setup.log"
     log.write_text("")
@@ -162,8 +186,6 @@ def set_up(environment: Environment) -> Path:
         listing.write_text("\n".join(wanted) + "\n")
         _step(environment, [*install, "-r", str(listing)], log)
     _step(environment, [str(interpreter(environment)), "-c", environment.proof], log)
-    marker.write_text(json.dumps({"digest": environment.digest, "versions": versions(environment)}, indent=2))
-    return interpreter(environment)
 
 
 def _requirements(environment: Environment) -> list[str]:
@@ -210,7 +232,7 @@ def main(arguments: Sequence[str]) -> int:
         environment = ENVIRONMENTS[name]
         try:
             if arguments[0] == "setup":
-                set_up(environment)
+                set_up(environment, is_again=True)
             found = versions(environment) or "not there"
         except (SetUpError, subprocess.CalledProcessError, OSError) as error:
             found = f"NOT RUN: {error}"

@@ -12,9 +12,10 @@ from dataclasses import asdict
 from typing import Any
 
 from engines.asking import Asker
-from engines.cases import GROUPS, Case, Group
+from engines.cases import Case
 from engines.drafter import train
 from engines.environments import ENVIRONMENTS, SetUpError, versions
+from engines.groups import GROUPS, Group
 from engines.layout import MODELS, VECTORS
 from engines.processes import StartError
 from engines.servers import ENGINES, Server, serving

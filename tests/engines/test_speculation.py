@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engines.cases import DFLASH
+from engines.groups import DFLASH
 from engines.servers import ENGINES, Server, serving
 
 pytestmark = pytest.mark.engines
