@@ -100,7 +100,7 @@ class Echo:
         @app.post("/sum", openapi_extra=described_body(SumRequest))
         async def total(request: Request, caller: Reader) -> SumAnswer:
             body = await read_body(request, SumRequest, max_bytes=self.max_body_bytes)
-            self.access.quotas.charge_tokens(caller, len(body.token_ids))
+            await self.access.quotas.charge_tokens(caller, len(body.token_ids))
             note(request, tokens=len(body.token_ids))
             work = self.loop.run(body.token_ids, cost=max(1, len(body.token_ids)), caller=caller.name, deadline_s=30)
             answer = await until_disconnect(request, work)
@@ -118,7 +118,7 @@ class Echo:
         @app.get("/tensor")
         async def tensor(request: Request, caller: Reader) -> TensorResponse:
             assert self.body is not None
-            self.access.quotas.charge_bytes(caller, self.body.nbytes)
+            await self.access.quotas.charge_bytes(caller, self.body.nbytes)
             return TensorResponse(self.body, request_id(request), on_close=self._closed)
 
         @app.get("/extract")

@@ -135,10 +135,10 @@ def create_app(service: DrafterService) -> FastAPI:
     )
     async def draft_block(request: Request, caller: DraftCaller) -> Response:
         asked = await read_body(request, DraftRequest, max_bytes=limits.max_body_bytes)
-        lease = engine.lease(asked.drafter)
+        lease = await asyncio.to_thread(engine.lease, asked.drafter)  # an engine may load it now
         card = card_under(lease.card, conditions_of(asked.conditions))
         check_limits(asked, card, limits)
-        service.access.quotas.charge_tokens(caller, len(asked.token_ids))
+        await service.access.quotas.charge_tokens(caller, len(asked.token_ids))
         work = run(
             asked=asked,
             lease=lease,
@@ -151,7 +151,7 @@ def create_app(service: DrafterService) -> FastAPI:
         metrics.tokens.labels(caller.name).inc(len(asked.token_ids))
         drafts.observe(lease.card.name, len(anchors), result.timing_ms)
         body = draft_answer(engine.numerics(card), card, anchors, result, conditions_of(asked.conditions))
-        service.access.quotas.charge_bytes(caller, body.nbytes)
+        await service.access.quotas.charge_bytes(caller, body.nbytes)
         metrics.answer_bytes.labels(caller.name).inc(body.nbytes)
         note(request, drafter=lease.card.name, anchors=len(anchors), **result.timing_ms)
         return TensorResponse(body, request_id(request))
@@ -164,10 +164,10 @@ def create_app(service: DrafterService) -> FastAPI:
     )
     async def expected_acceptance(request: Request, caller: DraftCaller) -> AcceptanceAnswer:
         asked = await read_body(request, AcceptanceRequest, max_bytes=limits.max_body_bytes)
-        lease = engine.lease(asked.drafter)
+        lease = await asyncio.to_thread(engine.lease, asked.drafter)  # an engine may load it now
         draft = draft_request_of(asked)
         check_limits(draft, lease.card, limits)
-        service.access.quotas.charge_tokens(caller, len(asked.token_ids))
+        await service.access.quotas.charge_tokens(caller, len(asked.token_ids))
         sampling = Sampling(asked.temperature, asked.top_k, asked.top_p)
         work = run(
             asked=draft,

@@ -27,7 +27,7 @@ def allowed(role: KeyRole) -> Callable[[Request], AsyncIterator[Principal]]:
         principal: Principal = access.keyring.principal(request.headers)
         request.state.key_name = principal.name
         principal.require(role)
-        with access.quotas.admitted(principal):
+        async with access.quotas.admitted(principal):
             yield principal
 
     return admit

@@ -1,11 +1,15 @@
-"""Quotas per API key: token buckets per minute and requests at a time."""
+"""Quotas per API key: token buckets per minute and requests at a time.
+
+`QuotaMeter` counts; `Quotas` is what routes ask, so that several processes may share one count (`deploy/ray`).
+"""
 
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from tauscope_serving.keys import Principal
 from tauscope_wire.errors import QuotaError
@@ -47,6 +51,18 @@ class QuotaMeter:
         Raises:
             QuotaError: the limit that was hit, with the seconds to wait.
         """
+        self.begin(principal)
+        try:
+            yield
+        finally:
+            self.end(principal)
+
+    def begin(self, principal: Principal) -> None:
+        """Count one more request of the key; `end` must follow.
+
+        Raises:
+            QuotaError: the limit that was hit, with the seconds to wait.
+        """
         quota = principal.quota
         name = principal.name
         with self._lock:
@@ -55,13 +71,14 @@ class QuotaMeter:
                 raise self._refusal(principal, "concurrent_requests", quota.concurrent_requests, 1.0)
             self._take(principal, "requests_per_min", quota.requests_per_min, 1)
             self._active[name] = active + 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._active[name] -= 1
-                if not self._active[name]:
-                    del self._active[name]
+
+    def end(self, principal: Principal) -> None:
+        """A request of the key is over."""
+        name = principal.name
+        with self._lock:
+            self._active[name] -= 1
+            if not self._active[name]:
+                del self._active[name]
 
     def charge_tokens(self, principal: Principal, num_tokens: int) -> None:
         """Charge tokens before they are computed.
@@ -101,3 +118,44 @@ class QuotaMeter:
             retry_after_s=wait_s,
             details={"limit": limit, "bound": bound},
         )
+
+
+class Quotas(Protocol):
+    """What routes ask before they work."""
+
+    def admitted(self, principal: Principal) -> AbstractAsyncContextManager[None]:
+        """Hold one request of the key; raises `QuotaError`."""
+        ...
+
+    async def charge_tokens(self, principal: Principal, num_tokens: int) -> None:
+        """Charge tokens before they are computed; raises `QuotaError`."""
+        ...
+
+    async def charge_bytes(self, principal: Principal, num_bytes: int) -> None:
+        """Charge the bytes of an answer before they are sent; raises `QuotaError`."""
+        ...
+
+
+class LocalQuotas:
+    """The quotas of one process.
+
+    Args:
+        meter: counts.
+    """
+
+    def __init__(self, meter: QuotaMeter | None = None) -> None:
+        self._meter = meter or QuotaMeter()
+
+    @asynccontextmanager
+    async def admitted(self, principal: Principal) -> AsyncIterator[None]:
+        """See `QuotaMeter.admitted`."""
+        with self._meter.admitted(principal):
+            yield
+
+    async def charge_tokens(self, principal: Principal, num_tokens: int) -> None:
+        """See `QuotaMeter.charge_tokens`."""
+        self._meter.charge_tokens(principal, num_tokens)
+
+    async def charge_bytes(self, principal: Principal, num_bytes: int) -> None:
+        """See `QuotaMeter.charge_bytes`."""
+        self._meter.charge_bytes(principal, num_bytes)

@@ -13,7 +13,7 @@ from tauscope_serving import errors
 from tauscope_serving.bodies import BodyBudget
 from tauscope_serving.keys import Keyring
 from tauscope_serving.metrics import ServiceMetrics
-from tauscope_serving.quotas import QuotaMeter
+from tauscope_serving.quotas import LocalQuotas, Quotas
 from tauscope_serving.record import RequestRecord, note
 from tauscope_wire.messages import ErrorBody, Health
 from tauscope_wire.tracing import Tracing
@@ -37,7 +37,7 @@ class Access:
     """What decides who may call: kept on `app.state.access`."""
 
     keyring: Keyring = field(default_factory=lambda: Keyring(None))
-    quotas: QuotaMeter = field(default_factory=QuotaMeter)
+    quotas: Quotas = field(default_factory=LocalQuotas)
 
 
 def create_service(

@@ -95,15 +95,15 @@ class HiddenRoutes:
         found = await asyncio.to_thread(self._found, handle, caller)
         if found is not None:
             found.shared = found.shared or body.shared  # the handle is keyed by the caller: the states are its own
-            return self._answer(request, caller, body, _Outcome(job, handle, found, is_cached=True))
-        parts.charge(request, caller, num_tokens=job.stop)
+            return await self._answer(request, caller, body, _Outcome(job, handle, found, is_cached=True))
+        await parts.charge(request, caller, num_tokens=job.stop)
         try:
             work = self._run(job, body, caller, deadline_s=deadline_s, handle=handle)
-            return self._answer(request, caller, body, await until_disconnect(request, work))
+            return await self._answer(request, caller, body, await until_disconnect(request, work))
         finally:
             gone.set()  # a pass that still computes for a caller who left may stop
 
-    def _answer(self, request: Request, caller: Principal, body: HiddenRequest, outcome: "_Outcome") -> Response:
+    async def _answer(self, request: Request, caller: Principal, body: HiddenRequest, outcome: "_Outcome") -> Response:
         """Answer with pinned states; whatever happens, they are unpinned once."""
         parts, facts, entry = self._parts, self._parts.engine.facts, outcome.entry
         requested = {"convention": body.convention, "layers": list(body.layers)}
@@ -122,7 +122,7 @@ class HiddenRoutes:
                 return JSONResponse(receipt.model_dump(mode="json", by_alias=True))
             with_data = body.return_ != "handle"
             if with_data:
-                parts.charge_answer(request, caller, num_bytes=answer_bytes(outcome.job, facts))
+                await parts.charge_answer(request, caller, num_bytes=answer_bytes(outcome.job, facts))
             answer = body_of(
                 entry,
                 facts=facts,
@@ -159,7 +159,7 @@ class HiddenRoutes:
             if request.method == "HEAD":
                 headers = {"Content-Length": str(body.nbytes), "X-Tauscope-Digest": entry.digest}
                 return Response(headers=headers, media_type="application/msgpack")
-            parts.charge_answer(request, caller, num_bytes=body.nbytes)
+            await parts.charge_answer(request, caller, num_bytes=body.nbytes)
             response = TensorResponse(body, request_id(request), on_close=lambda: parts.store.unpin(entry))
             is_sent_later = True
             return response

@@ -7,7 +7,7 @@ from fastapi import Request
 from tauscope_serving.compute import ComputeLoop
 from tauscope_serving.keys import Principal
 from tauscope_serving.metrics import ServiceMetrics
-from tauscope_serving.quotas import QuotaMeter
+from tauscope_serving.quotas import Quotas
 from tauscope_serving.service import note
 from tauscope_target.jobs import Engine, Job, Result, Tokens
 from tauscope_target.settings import TargetSettings
@@ -35,17 +35,17 @@ class TargetParts:
     store: HandleStore
     settings: TargetSettings
     metrics: ServiceMetrics
-    quotas: QuotaMeter
+    quotas: Quotas
     secret: bytes
 
-    def charge(self, request: Request, caller: Principal, *, num_tokens: int) -> None:
+    async def charge(self, request: Request, caller: Principal, *, num_tokens: int) -> None:
         """Count tokens against the key's quota before they are computed."""
-        self.quotas.charge_tokens(caller, num_tokens)
+        await self.quotas.charge_tokens(caller, num_tokens)
         self.metrics.tokens.labels(caller.name).inc(num_tokens)
         note(request, tokens=num_tokens)
 
-    def charge_answer(self, request: Request, caller: Principal, *, num_bytes: int) -> None:
+    async def charge_answer(self, request: Request, caller: Principal, *, num_bytes: int) -> None:
         """Count bytes of an answer against the key's quota before they are sent."""
-        self.quotas.charge_bytes(caller, num_bytes)
+        await self.quotas.charge_bytes(caller, num_bytes)
         self.metrics.answer_bytes.labels(caller.name).inc(num_bytes)
         note(request, answer_bytes=num_bytes)

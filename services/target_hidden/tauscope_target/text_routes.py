@@ -93,7 +93,7 @@ class TextRoutes:
         ids = await asyncio.to_thread(prompt_ids, body, tokens=parts.tokens, facts=facts, limits=limits)
         gone = threading.Event()
         job = generate_job(body, ids, facts=facts, limits=limits, is_cancelled=gone.is_set)
-        parts.charge(request, caller, num_tokens=len(ids) + body.max_new_tokens + body.tail_tokens)
+        await parts.charge(request, caller, num_tokens=len(ids) + body.max_new_tokens + body.tail_tokens)
         deadline_s = deadline_of(body.deadline_s, limits)
         begun = time.perf_counter()
         try:
