@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from tauscope_drafter.kernels.availability import attention_name
 from tauscope_drafter.place import Place
 from tauscope_wire.messages import Numerics
 
@@ -21,7 +22,7 @@ def fingerprint(place: Place, revision: str) -> Numerics:
         device_name=torch.cuda.get_device_name(place.device) if is_gpu else "",
         torch=torch.__version__,
         transformers=_version("transformers"),
-        attention="two-part",
+        attention=attention_name(place.device, place.dtype),
         weights_mode=resident if is_gpu else "cpu",
     )
 

@@ -20,6 +20,7 @@ DEFAULT_CHUNK_BYTES = CHUNK_BYTES["cpu"]
 # On a CPU, logits that stay in the cache are ranked twice as fast; fewer rows than this would read the head too often.
 _CPU_CHUNK_BYTES = 8 << 20
 _CPU_MIN_ROWS = 128
+_GPU_TILE_ROWS = 256  # rows of one tile of a large product; a partly filled tile takes as long as a full one
 
 Correction = Callable[[int, int], Tensor]
 """(first, stop) -> [n, stop - first], added to the logits of that range of the draft vocabulary."""
@@ -152,6 +153,8 @@ class Head:
         step = max(1, self._chunk_bytes // (width * _BYTES_PER_LOGIT))
         if self._device.type == "cpu":
             step = min(step, max(_CPU_MIN_ROWS, _CPU_CHUNK_BYTES // (width * _BYTES_PER_LOGIT)))
+        elif step > _GPU_TILE_ROWS:
+            step -= step % _GPU_TILE_ROWS
         parts = []
         for row in range(0, hidden.shape[0], step):
             logits = self._scale(F.linear(hidden[row : row + step], weight))

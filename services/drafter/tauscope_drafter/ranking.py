@@ -2,13 +2,16 @@
 
 `torch.topk` leaves the order of equal values open, and BF16 logits over 250 thousand ids tie often; so values and ids
 are packed into one integer key, whose order is the order wanted. Packing whole rows would cost eight bytes a logit:
-rows are cut into blocks first, and only the k blocks with the best maximum can hold one of the k best.
+rows are cut into blocks first, and only the k blocks with the best maximum can hold one of the k best. On a GPU with
+Triton two kernels do the same from one read of the logits (`kernels.ranking`).
 """
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from tauscope_drafter.kernels.availability import has_kernels
 
 MIN_BLOCK, MAX_BLOCK = 16, 256
 _ID_BITS = 32
@@ -51,6 +54,17 @@ def top_k(logits: Tensor, k: int, *, first_id: int = 0) -> TopK:
     Returns:
         `TopK`, its log-mass computed in float32.
     """
+    if has_kernels(logits.device, logits.dtype):
+        from tauscope_drafter.kernels.ranking import rank_fused, takes
+
+        if takes(logits.shape[1], k):
+            ids, values, log_mass = rank_fused(logits, k)
+            return TopK(ids + first_id, values, log_mass)
+    return plain_top_k(logits, k, first_id=first_id)
+
+
+def plain_top_k(logits: Tensor, k: int, *, first_id: int = 0) -> TopK:
+    """`top_k` on any device, by operators of PyTorch alone."""
     num_rows, width = logits.shape
     # One fused kernel from any dtype to float32; subtracting and summing apart would write the rows twice more.
     logprobs = torch.log_softmax(logits, -1, dtype=torch.float32)

@@ -24,9 +24,11 @@ from torch.nn import functional as F
 from tauscope_drafter.checkpoint.blocks import read_block_spec
 from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, recorder_for
+from tauscope_drafter.kernels.availability import has_attention
 from tauscope_drafter.network.attention import Visibility, attend, visibility
 from tauscope_drafter.network.norm import rms_norm
 from tauscope_drafter.network.rope import Rotary
+from tauscope_drafter.network.transfer import sent
 from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import BackboneSpec, DrafterSpec, Window
 
@@ -124,6 +126,7 @@ class Backbone:
         self._embedding = shared.embedding.scaled(spec.embedding_scale)
         self._rotary = Rotary(self._c.rope, shared.device, shared.dtype)
         self._device, self._dtype = shared.device, shared.dtype
+        self._one_kernel = has_attention(shared.device, shared.dtype, self._c.head_dim)
         if spec.mask_token_id is None:
             raise TypeError(f"{spec.family} needs a mask token id")
         self._mask_row = self._embedding.rows(torch.tensor([spec.mask_token_id]))
@@ -144,7 +147,7 @@ class Backbone:
     def block(self, context: BlockContext, anchors: Sequence[int], token_ids: Tensor) -> Tensor:
         """Output of the drafter's norm for every row of every block: [a, B, H]."""
         c, w, size = self._c, self._w, self.spec.block_size
-        first = torch.tensor(anchors, device=self._device)
+        first = sent(anchors, self._device)
         positions = first.unsqueeze(1) + torch.arange(size, device=self._device)
         tables = self._rotary.tables(positions)
         seen = self._seen(anchors)
@@ -174,7 +177,7 @@ class Backbone:
         offsets = range(self.spec.block_size)
         ends = [p + self.context_shift for p in anchors]
         return {
-            window: visibility(anchors, window, offsets=offsets, ends=ends, device=self._device)
+            window: visibility(anchors, window, offsets=offsets, ends=ends, device=self._device, fused=self._one_kernel)
             for window in set(self._c.windows)
         }
 

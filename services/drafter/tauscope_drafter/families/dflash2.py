@@ -24,6 +24,7 @@ from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.checkpoint.options import missing
 from tauscope_drafter.families.dflash import Backbone, BlockContext, backbone_shapes
 from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, previous_tokens, recorder_for
+from tauscope_drafter.network.transfer import sent
 from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec
 from tauscope_wire.errors import CheckpointError, ErrorCode
@@ -116,7 +117,7 @@ class Network(Backbone):
         ids, logits = best.ids.view(shape), best.logits.view(shape)
         projected = F.linear(rows, self._w[_PROJECTION])
         successors = F.embedding(ids, self._w[_SUCCESSOR])  # [a, K, candidates, r]
-        previous = token_ids[torch.tensor(anchors, device=token_ids.device)]
+        previous = token_ids[sent(anchors, token_ids.device)]
         recorder = recorder_for(self._head, top_k, judge)
         for t in range(self.spec.drafts):
             if t:

@@ -20,6 +20,7 @@ from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.checkpoint.options import missing
 from tauscope_drafter.families.dflash import Backbone, BlockContext, backbone_shapes
 from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, previous_tokens, recorder_for
+from tauscope_drafter.network.transfer import sent
 from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec
 from tauscope_wire.errors import CheckpointError
@@ -78,7 +79,7 @@ class Network(Backbone):
         """Drafts of a batch of anchors, free-running unless `labels`."""
         rows = self.block(context, anchors, token_ids)[:, self.spec.drafted_rows()]
         recorder = recorder_for(self._head, top_k, judge)
-        tokens = token_ids[torch.tensor(anchors, device=token_ids.device)]
+        tokens = token_ids[sent(anchors, token_ids.device)]
         state = rows.new_zeros(len(anchors), self.spec.extras["state"])
         for i in range(self.spec.drafts):
             if i:

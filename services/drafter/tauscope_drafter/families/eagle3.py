@@ -22,9 +22,11 @@ from tauscope_drafter.checkpoint.eagle import read_eagle_spec
 from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.families.dflash import layer_shapes
 from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, previous_tokens, recorder_for
+from tauscope_drafter.kernels.availability import has_attention
 from tauscope_drafter.network.attention import attend, causal_attention, visibility
 from tauscope_drafter.network.norm import rms_norm
 from tauscope_drafter.network.rope import Rotary
+from tauscope_drafter.network.transfer import sent
 from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec, Window
 
@@ -100,6 +102,7 @@ class Trunk:
         self._head = shared.head.adapted(multiplier=spec.output_multiplier, softcap=spec.logit_softcap)
         self._rotary = Rotary(self._c.rope, shared.device, shared.dtype)
         self._device, self._dtype = shared.device, shared.dtype
+        self._one_kernel = has_attention(shared.device, shared.dtype, self._c.head_dim)
 
     def fuse(self, states: Tensor, token_ids: Tensor) -> SlotContext:
         """All slots whose state and next token are known; see `Network.fuse` of `family`."""
@@ -175,12 +178,13 @@ class Trunk:
     ) -> Tensor:
         """Run rows x [a, rows, H] at slots p-1+step.. through all layers; `own` keeps keys and values of each layer."""
         rows = x.shape[1]
-        first = torch.tensor(anchors, device=self._device) - 1 + step
+        first = sent(anchors, self._device) - 1 + step
         tables = self._rotary.tables(first.unsqueeze(1) + torch.arange(rows, device=self._device))
         # slots 0..p-1 are known; among its own slots a row sees those before it and itself
-        sees = visibility(anchors, Window(causal=True), offsets=range(rows), ends=anchors, device=self._device)
-        if rows == 1:
-            sees = sees._replace(own_mask=None)
+        window = Window(causal=rows > 1)  # a single row comes last and sees them all
+        sees = visibility(
+            anchors, window, offsets=range(rows), ends=anchors, device=self._device, fused=self._one_kernel
+        )
         for i in range(self._c.num_layers):
             if i:
                 u = self._norm(x, f"layers.{i}.input_layernorm")
@@ -210,7 +214,7 @@ class Network(Trunk):
     ) -> Drafts:
         """Drafts of a batch of anchors, free-running unless `labels`."""
         recorder = recorder_for(self._head, top_k, judge)
-        first = torch.tensor(anchors, device=self._device)
+        first = sent(anchors, self._device)
         tokens, o = token_ids[first], context.outputs[first - 1]
         own: list[Any] = [None] * self._c.num_layers
         for j in range(self.spec.drafts):

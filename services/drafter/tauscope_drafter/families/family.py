@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tauscope_drafter.head import Embedding, Head
+from tauscope_drafter.network.transfer import sent
 from tauscope_drafter.recording import Judged, JudgeLike, Ranks, Recorder
 from tauscope_drafter.spec import DrafterSpec
 
@@ -75,7 +76,7 @@ def previous_tokens(own: Tensor, token_ids: Tensor, anchors: Sequence[int], step
     """
     if not labels:
         return own
-    places = torch.tensor(anchors, device=own.device) + step
+    places = sent(anchors, own.device) + step
     inside = places < len(token_ids)
     return torch.where(inside, token_ids[places.clamp_max(len(token_ids) - 1)], own)
 

@@ -19,9 +19,11 @@ from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.checkpoint.mtp import read_mtp_spec
 from tauscope_drafter.families.dflash import layer_shapes
 from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, previous_tokens, recorder_for
+from tauscope_drafter.kernels.availability import has_attention
 from tauscope_drafter.network.attention import attend, causal_attention, visibility
 from tauscope_drafter.network.norm import rms_norm, rms_norm_one_plus
 from tauscope_drafter.network.rope import Rotary
+from tauscope_drafter.network.transfer import sent
 from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec, Window
 from tauscope_wire.errors import CheckpointError, ErrorCode
@@ -98,6 +100,7 @@ class Network:
         self._embedding, self._head = shared.embedding, shared.head
         self._rotary = Rotary(self._c.rope, shared.device, shared.dtype)
         self._device, self._dtype = shared.device, shared.dtype
+        self._one_kernel = has_attention(shared.device, shared.dtype, self._c.head_dim)
         self._final, self._final_eps = shared.final_norm, shared.norm_eps
         if spec.extras["hidden"] == "post" and self._final is None:
             raise CheckpointError(
@@ -130,9 +133,11 @@ class Network:
     ) -> Drafts:
         """Drafts of a batch of anchors, free-running unless `labels`."""
         recorder = recorder_for(self._head, top_k, judge)
-        first = torch.tensor(anchors, device=self._device) - 1
+        first = sent(anchors, self._device) - 1
         tokens, y = token_ids[first + 1], context.outputs[first]
-        sees = visibility(anchors, Window(), offsets=range(1), ends=anchors, device=self._device)
+        sees = visibility(
+            anchors, Window(), offsets=range(1), ends=anchors, device=self._device, fused=self._one_kernel
+        )
         own: tuple[Tensor, Tensor] | None = None
         for j in range(self.spec.drafts):
             if j:

@@ -15,6 +15,7 @@ from tauscope_drafter.checkpoint.facts import Facts
 from tauscope_drafter.checkpoint.options import missing
 from tauscope_drafter.families.eagle3 import SlotContext, Trunk, trunk_shapes
 from tauscope_drafter.families.family import Drafts, Shapes, Shared, Weights, drafts_of, recorder_for
+from tauscope_drafter.network.transfer import sent
 from tauscope_drafter.recording import JudgeLike
 from tauscope_drafter.spec import DrafterSpec
 
@@ -62,7 +63,7 @@ class Network(Trunk):
         judge: JudgeLike | None = None,
     ) -> Drafts:
         """Drafts of a batch of anchors; `labels` changes nothing, mask slots read no tokens."""
-        outputs = context.outputs[torch.tensor(anchors, device=self._device) - 1].unsqueeze(1)
+        outputs = context.outputs[sent(anchors, self._device) - 1].unsqueeze(1)
         slots = self.spec.drafts - 1
         if slots:
             x, u = (t.expand(len(anchors), slots, t.shape[-1]) for t in (self._mask_x, self._mask_u))

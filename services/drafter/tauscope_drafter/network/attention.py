@@ -8,7 +8,8 @@ apart and merged by their log-sum-exp, which is exact:
     fringe  context keys visible to some rows only (between the first and the last anchor; window edges): dense, masked
     own     the keys of the row's own block
 
-So the work stays close to what one anchor at a time would need, without reading the context once per anchor.
+So the work stays close to what one anchor at a time would need, without reading the context once per anchor. On a GPU
+with Triton one kernel does all of it (`kernels.attention`), and none of the parts is made.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tauscope_drafter.network.transfer import sent
 from tauscope_drafter.spec import Window
 
 # Below this a row has no visible key in a part; finite, so that exp(-inf - floor) is 0 and not NaN.
@@ -40,6 +42,20 @@ class Part(NamedTuple):
     peak: Tensor
 
 
+class Spans(NamedTuple):
+    """Which context keys each anchor of a batch sees, as the kernel reads it.
+
+    Attributes:
+        first: int32 [a], positions p of the anchors, on the device.
+        end: int32 [a], one past the last visible context key, on the device.
+        window: what the layer sees.
+    """
+
+    first: Tensor
+    end: Tensor
+    window: Window
+
+
 class Visibility(NamedTuple):
     """Which context keys the rows of one batch of anchors see, for one kind of layer.
 
@@ -48,16 +64,24 @@ class Visibility(NamedTuple):
         fringe: positions of the keys visible to some rows.
         fringe_mask: bool [a * rows, len(fringe)], None when the fringe is empty.
         own_mask: bool [rows, rows] within the block, None when the block sees itself whole.
+        spans: where the fused kernel runs: all it needs; the others are then empty.
     """
 
     core: tuple[int, int]
     fringe: tuple[tuple[int, int], ...]
     fringe_mask: Tensor | None
     own_mask: Tensor | None
+    spans: Spans | None = None
 
 
 def visibility(
-    anchors: Sequence[int], window: Window, *, offsets: Sequence[int], ends: Sequence[int], device: torch.device
+    anchors: Sequence[int],
+    window: Window,
+    *,
+    offsets: Sequence[int],
+    ends: Sequence[int],
+    device: torch.device,
+    fused: bool = False,
 ) -> Visibility:
     """Work out core, fringe and masks of a batch on the host, without asking the device anything.
 
@@ -67,7 +91,11 @@ def visibility(
         offsets: offset of each query row from p (0..B-1 for a block).
         ends: one past the last visible context key, per anchor (p for DFlash).
         device: where the masks are needed.
+        fused: for the fused kernel, which needs no masks.
     """
+    if fused:
+        first, end = (sent(values, device).to(torch.int32) for values in (anchors, ends))
+        return Visibility((0, 0), (), None, None, Spans(first, end, window))
     size = window.size
     if size is None:
         starts = [[0] * len(offsets) for _ in anchors]
@@ -121,6 +149,10 @@ def attend(
     Returns:
         [kv, groups, a, rows, hd] in the dtype of `query`.
     """
+    if sees.spans is not None:
+        from tauscope_drafter.kernels.attention import attend_fused
+
+        return attend_fused(query, context, own, sees.spans, scale)
     kv, groups, num_anchors, rows, hd = query.shape
     # Query heads of one group read the same keys: folded into the rows, so keys are never repeated.
     flat = query.reshape(kv, groups * num_anchors * rows, hd)

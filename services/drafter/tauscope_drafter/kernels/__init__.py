@@ -1,0 +1,1 @@
+"""Fused kernels for NVIDIA GPUs, in Triton. Nothing here is imported before `availability` has said yes."""
