@@ -129,11 +129,12 @@ def _fuse_modules(model: nn.Module, compiled: Compile) -> None:
             part.forward = partial(_run_gated_norm, part, gated)
         elif name.endswith("RMSNorm") and _is_zero_centred(part):
             part.forward = partial(_run_norm, part, norm)
-        elif name.endswith("MLP") and _is_silu_gated(part):
+        elif name.endswith("MLP") and is_silu_gated(part):
             part.forward = partial(_run_mlp, part, product)
 
 
-def _is_silu_gated(mlp: Any) -> bool:
+def is_silu_gated(mlp: Any) -> bool:
+    """Whether an MLP is the product of a silu gate and an up projection."""
     has_parts = all(hasattr(mlp, part) for part in ("gate_proj", "up_proj", "down_proj"))
     return has_parts and str(getattr(mlp.config, "hidden_act", "")) == "silu"
 

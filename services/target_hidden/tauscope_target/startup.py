@@ -13,6 +13,7 @@ from tauscope_target.anatomy import Anatomy
 from tauscope_target.checkpoint import CheckpointFolder, open_checkpoint
 from tauscope_target.duty import Duty
 from tauscope_target.engine import EngineParts, TorchEngine
+from tauscope_target.exact import apply_exact, load_kernels
 from tauscope_target.fused import apply_options
 from tauscope_target.jobs import HiddenJob, TargetFacts
 from tauscope_target.kernels import KernelWatch, Observation, observing, pin_configurations, ran_configurations
@@ -140,6 +141,9 @@ def prove(
     num_layers = len(anatomy.layers)
     dtypes: list[WireDtype] = ["bfloat16", "float32"] if dtype is torch.float32 else ["bfloat16"]
     tests = SelfTestPlan(layers=_tested_layers(num_layers), dtype=dtypes[-1])
+    replaced = apply_exact(anatomy, load_kernels(parts.device, dtype), device=parts.device)
+    if replaced:
+        say(f"in fewer passes over memory, bit for bit: {', '.join(replaced)}")
     plain = None
     if settings.options:
         say(f"switching on {', '.join(settings.options)}")
