@@ -92,7 +92,7 @@ def apply_exact(anatomy: Anatomy, kernels: Kernels | None, *, device: torch.devi
     for scope in layer_scopes(anatomy.model):
         found = scope.get(CONVOLUTION)
         is_there = isinstance(getattr(found, "__self__", None), ExactConvolution)  # of another engine in this process
-        if not is_there and _is_same_convolution(found, kernels, device):
+        if found is not None and not is_there and _is_same_convolution(found, kernels, device):
             scope[CONVOLUTION] = ExactConvolution(kernels, found, device.type).causal_conv1d_exact
         if is_there or scope.get(CONVOLUTION) is not found:
             replaced.add(CONVOLUTION)
@@ -157,9 +157,7 @@ def _mlp_forward(mlp: Any, kernels: Kernels, device: torch.device) -> Callable[[
         return partial(_bind_mlp, kernels) if same_bits(kernels.silu_product(gate, up), expected) else None
 
 
-def _is_same_convolution(function: Any, kernels: Kernels, device: torch.device) -> bool:
-    if function is None:
-        return False
+def _is_same_convolution(function: Callable[..., torch.Tensor], kernels: Kernels, device: torch.device) -> bool:
     with torch.inference_mode():
         weight = _random((320, 4), device)
         x = _random((2, TRIAL_LENGTH, 320), device).transpose(1, 2)
