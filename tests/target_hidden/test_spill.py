@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from kit.serve import SMALL_LIMITS, running
 from tauscope_serving.settings import ServingSettings
 from tauscope_target.app import create_app
 from tauscope_target.settings import TargetSettings
-from tauscope_target.spill import SpillDirectory
+from tauscope_target.spill import REFRESH_S, SpillDirectory
 from tauscope_target.store import HandleStore
 from tauscope_target.stored import StoredStates, stored
 from tauscope_wire.connection import Connection
-from tauscope_wire.errors import ErrorCode, GoneError, RequestError, UnavailableError
+from tauscope_wire.errors import ErrorCode, GoneError, QuotaError, RequestError, UnavailableError
 from tauscope_wire.messages import HiddenRequest, LogitsRequest
 from tauscope_wire.reader import read_hidden
 from tauscope_wire.tensors import LogitsSummary
@@ -120,6 +121,47 @@ def test_the_oldest_files_go_when_the_budget_is_used_up(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError) as caught:
         spill(tmp_path / "tiny", max_bytes=100).write(ONE, entry())
     assert caught.value.code is ErrorCode.STORE_FULL
+
+
+def handles(count: int) -> list[str]:
+    return [f"{number:048x}" for number in range(1, count + 1)]
+
+
+def test_a_key_that_keeps_too_much_loses_its_own_oldest_files_and_nobody_elses(tmp_path: Path) -> None:
+    first = spill(tmp_path)
+    one, *mine = handles(6)
+    first.write(one, replace(entry(), owner="bob"))
+    nbytes = first.nbytes
+    room = 2 * nbytes + nbytes // 2
+    again = spill(tmp_path)  # owners are known after a restart
+    for handle in mine:
+        again.write(handle, entry(), owner_bytes=room)
+    kept = [handle for handle in (one, *mine) if again.read(handle) is not None]
+    assert kept == [one, *mine[-2:]]
+    again.write(mine[-1], entry(), owner_bytes=room)  # writing it anew costs no other file
+    assert again.read(mine[-2]) is not None
+    with pytest.raises(QuotaError) as caught:
+        again.write(mine[0], entry(), owner_bytes=nbytes // 2)
+    assert (caught.value.details["limit"], caught.value.details["bound"]) == ("store_bytes", nbytes // 2)
+
+
+def test_processes_that_share_a_folder_share_its_budgets(tmp_path: Path) -> None:
+    now = [time.time()]
+    first = spill(tmp_path, clock=lambda: now[0])
+    one, *others = handles(5)
+    first.write(one, entry())
+    nbytes = first.nbytes
+    first = spill(tmp_path, clock=lambda: now[0], max_bytes=3 * nbytes + nbytes // 2)
+    second = spill(tmp_path, clock=lambda: now[0], max_bytes=3 * nbytes + nbytes // 2)
+    for number, handle in enumerate(others):
+        now[0] += REFRESH_S
+        (first, second)[number % 2].write(handle, entry())
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    for number, handle in enumerate(others):
+        now[0] += REFRESH_S
+        (first, second)[number % 2].write(handle, entry(), owner_bytes=2 * nbytes)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+    assert first.read(others[-1]) is not None
 
 
 def test_a_file_older_than_its_time_to_live_is_gone(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 A file is written under a temporary name, flushed to the disk, then renamed: a process that dies in between leaves a
 temporary file, which the next start removes, and never half a handle. Reading maps the file; its digest is checked once
 per process before anything of it is served. Several processes may share a folder: each finds what the others wrote, and
-their handles agree, because the secret lies in it too; the byte budget is each one's own.
+their handles agree, because the secret lies in it too. Budgets are those of the folder: before it writes, a process
+looks what the others have written meanwhile.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from tauscope_target.disk_room import has_room
 from tauscope_target.stored import StoredStates
 from tauscope_target.tensor_file import TEMPORARY_SUFFIX, file_bytes, map_tensor, write_tensors
 from tauscope_wire.checksums import digest_of
-from tauscope_wire.errors import CheckpointError, ErrorCode, RequestError, UnavailableError
+from tauscope_wire.errors import CheckpointError, ErrorCode, QuotaError, RequestError, UnavailableError
 from tauscope_wire.layers import FINAL_NORM
 from tauscope_wire.tensors import LogitsSummary
 
@@ -33,12 +34,15 @@ SCHEMA = "tauscope.spill/1"
 HANDLE = re.compile(r"[0-9a-f]{48}")
 """Only such names become file names."""
 SECRET_BYTES = 32
+REFRESH_S = 1.0
+"""A process sees what others wrote into the folder after so long at the latest; two at a time may overshoot by that."""
 
 
 @dataclass
 class _File:
     created: float
     nbytes: int
+    owner: str
 
 
 class _Refused(NamedTuple):
@@ -71,6 +75,7 @@ class SpillDirectory:
         self._bytes = 0
         self._verified: set[str] = set()
         self._refused: _Refused | None = None
+        self._refreshed = float("-inf")
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.secret = self._secret()
@@ -96,17 +101,27 @@ class SpillDirectory:
             return None
         return f"the spill directory could not take {refused.nbytes} bytes: {refused.reason}"
 
-    def write(self, handle: str, entry: StoredStates) -> None:
+    def write(self, handle: str, entry: StoredStates, *, owner_bytes: int | None = None) -> None:
         """Keep an entry; when this returns it survives the process and a power failure.
+
+        Args:
+            handle: its name.
+            entry: what to keep.
+            owner_bytes: most bytes of files that the owner may keep, or None; its own oldest give way.
 
         Raises:
             UnavailableError: the disk is full or fails (`store_full`).
+            QuotaError: the file is larger than what the owner may keep.
         """
         assert HANDLE.fullmatch(handle), "handles are made by `handles.handle_of`"
         created = self._clock()
         arrays, metadata = _arrays(entry), _metadata(entry, created)
         nbytes = file_bytes(arrays, metadata)
         with self._lock:
+            self._refresh()
+            self._forget(handle)  # it is written anew: its own bytes are no reason to remove others
+            if owner_bytes is not None:
+                self._make_room_of(entry.owner, nbytes, owner_bytes)
             self._make_room(nbytes)
         try:
             try:
@@ -121,15 +136,17 @@ class SpillDirectory:
         with self._lock:
             self._refused = None
             self._forget(handle)
-            self._files[handle] = _File(created, nbytes)
+            self._files[handle] = _File(created, nbytes, entry.owner)
             self._bytes += nbytes
             self._verified.add(handle)
 
     def read(self, handle: str) -> StoredStates | None:
         """An entry whose arrays are mapped from its file, or None; a damaged file is removed and is None."""
         with self._lock:
+            if handle not in self._files:
+                self._adopt(handle)
             self._expire()
-            known = handle in self._files or self._adopt(handle)
+            known = handle in self._files
             is_verified = handle in self._verified
         if not known:
             return None
@@ -157,26 +174,37 @@ class SpillDirectory:
         for file in sorted(self._path.iterdir()):
             if file.name.startswith(".") and file.name.endswith(TEMPORARY_SUFFIX):
                 file.unlink(missing_ok=True)
-            elif file.suffix == ".safetensors" and HANDLE.fullmatch(file.stem):
-                status = file.stat()
-                self._files[file.stem] = _File(status.st_mtime, status.st_size)
-                self._bytes += status.st_size
-        self._files = dict(sorted(self._files.items(), key=lambda item: item[1].created))
+            elif file.suffix == ".safetensors":
+                self._adopt(file.stem)
+        self._sort()
         self._make_room(0)
 
-    def _adopt(self, handle: str) -> bool:
-        """Take note of a file that another process has written since the start."""
+    def _sort(self) -> None:
+        self._files = dict(sorted(self._files.items(), key=lambda item: item[1].created))
+
+    def _refresh(self) -> None:
+        """Take note of what other processes have written and removed; at most once in `REFRESH_S`."""
+        now = self._clock()
+        if abs(now - self._refreshed) < REFRESH_S:
+            return
+        self._refreshed = now
+        there = {file.stem for file in self._path.iterdir() if file.suffix == ".safetensors"}
+        for handle in [handle for handle in self._files if handle not in there]:
+            self._forget(handle)
+        for handle in there.difference(self._files):
+            self._adopt(handle)
+        self._sort()
+
+    def _adopt(self, handle: str) -> None:
+        """Take note of a file that another process, or an earlier one, has written."""
         if not HANDLE.fullmatch(handle):
-            return False
+            return
         try:
             status = self._file(handle).stat()
         except OSError:
-            return False
-        if status.st_mtime < self._clock() - self._ttl_s:
-            return False
-        self._files[handle] = _File(status.st_mtime, status.st_size)
+            return
+        self._files[handle] = _File(status.st_mtime, status.st_size, _owner_of(self._file(handle)))
         self._bytes += status.st_size
-        return True
 
     def _make_room(self, needed: int) -> None:
         self._expire()
@@ -188,6 +216,25 @@ class SpillDirectory:
             raise UnavailableError(
                 f"{needed} bytes are more than the spill directory holds ({self._max_bytes})", ErrorCode.STORE_FULL
             )
+
+    def _make_room_of(self, owner: str, needed: int, max_bytes: int) -> None:
+        """Remove an owner's oldest files until it may keep `needed` bytes more.
+
+        Raises:
+            QuotaError: more than it may keep at all.
+        """
+        if needed > max_bytes:
+            raise QuotaError(
+                f"the states take {needed} bytes in a file and this key may keep {max_bytes}",
+                details={"limit": "store_bytes", "bound": max_bytes},
+            )
+        mine = [(handle, file.nbytes) for handle, file in self._files.items() if file.owner == owner]
+        held = sum(nbytes for _, nbytes in mine)
+        for handle, nbytes in mine:
+            if held + needed <= max_bytes:
+                break
+            self._unlink(handle)
+            held -= nbytes
 
     def _expire(self) -> None:
         oldest_allowed = self._clock() - self._ttl_s
@@ -221,6 +268,14 @@ class SpillDirectory:
                 os.link(temporary, file)
             temporary.unlink(missing_ok=True)
         return file.read_bytes()
+
+
+def _owner_of(file: Path) -> str:
+    """The key that made a file; a damaged file is nobody's."""
+    try:
+        return str(json.loads(read_metadata(file)["facts"])["owner"])
+    except (CheckpointError, OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _arrays(entry: StoredStates) -> dict[str, npt.NDArray[Any]]:

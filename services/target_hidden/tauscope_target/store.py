@@ -71,7 +71,7 @@ class HandleStore:
                 details={"limit": "store_bytes", "bound": owner_bytes},
             )
         if self._backing is not None:
-            self._backing.write(handle, entry)
+            self._backing.write(handle, entry, owner_bytes=owner_bytes)
             with suppress(TooLargeError, UnavailableError):  # it is safe in its file, memory only makes it faster
                 self._keep(handle, entry, owner_bytes)
         else:

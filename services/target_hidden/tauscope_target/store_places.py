@@ -15,8 +15,8 @@ class Backing(Protocol):
 
     def __len__(self) -> int: ...
 
-    def write(self, handle: str, entry: StoredStates) -> None:
-        """Keep an entry durably."""
+    def write(self, handle: str, entry: StoredStates, *, owner_bytes: int | None = None) -> None:
+        """Keep an entry durably; the owner's oldest give way when it would keep more than `owner_bytes`."""
         ...
 
     def read(self, handle: str) -> StoredStates | None:
