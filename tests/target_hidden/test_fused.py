@@ -58,7 +58,8 @@ def test_a_fused_model_gives_the_same_states_up_to_the_order_of_sums(
     checkpoint: Checkpoint, start: Start, own_convolution: None
 ) -> None:
     from tauscope_target.engine import EngineParts, TorchEngine
-    from tauscope_target.forward import DecoderRunner, ResidentWeights
+    from tauscope_target.forward import DecoderRunner
+    from tauscope_target.layer_runs import ResidentWeights
 
     ids = random_ids(75)
     (expected,) = results(start("hybrid"), [job(ids, (0, 3, 7), final_norm=True)])

@@ -50,10 +50,12 @@ def causal_attention(
     grouped = groups > 1 and query.is_cuda and key.shape[-1] <= 256
     if groups > 1 and not grouped:
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    if not query.is_cuda:  # GPU kernels read keys where they lie: views into the buffers of a pass, half a gigabyte
+        key, value = key.contiguous(), value.contiguous()
     out = torch.nn.functional.scaled_dot_product_attention(
         query.contiguous(),
-        key.contiguous(),
-        value.contiguous(),
+        key,
+        value,
         attn_mask=_lower_right(num_queries, num_keys, query.device),
         scale=kwargs.get("scaling"),
         enable_gqa=grouped,

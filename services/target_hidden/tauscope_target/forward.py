@@ -5,13 +5,17 @@ makes the weights present, cuts the sequence into chunks where it is longer than
 capture take its rows. Chunks are cut *inside* a layer: all chunks of layer i run before layer i + 1, so weights that
 are streamed travel once per pass, whatever its length, and only one layer's keys, values and states are held at a time.
 
+On the device a chunk is written over in place; a prompt that is too long for that has its residual stream in host
+memory (`residual`). Where weights arrive in halves of a layer, all chunks run through the one before the other
+(`halves`), so that the weights of the first can make room.
+
 Padding lies to the right of every sequence and all layers are causal: a row depends on rows to its left only, so no
 attention mask is needed and padding cannot matter.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,30 +25,9 @@ from tauscope_target.anatomy import Anatomy
 from tauscope_target.capture import Capture
 from tauscope_target.duty import Duty
 from tauscope_target.jobs import HiddenJob
-from tauscope_wire.errors import DeadlineError, ErrorCode
+from tauscope_target.layer_runs import LayerRuns, LayerWeights, Pass
+from tauscope_target.residual import HostResidual, PinnedMemory
 from tauscope_wire.layers import EMBEDDING
-
-
-class LayerWeights(Protocol):
-    """Makes the weights of a layer present while it runs."""
-
-    def acquire(self, index: int, *, deepest: int) -> None:
-        """The layer's parameters are usable on the current stream when this returns."""
-        ...
-
-    def release(self, index: int) -> None:
-        """The layer has run; its memory may be used for another one."""
-        ...
-
-
-class ResidentWeights:
-    """All weights are where they are needed."""
-
-    def acquire(self, index: int, *, deepest: int) -> None:
-        """Nothing to do."""
-
-    def release(self, index: int) -> None:
-        """Nothing to do."""
 
 
 class PassEnded(Exception):  # noqa: N818 - not an error: it ends the decoder's own loop after the deepest layer
@@ -79,6 +62,8 @@ class DecoderRunner:
         weights: how layers get their weights.
         device: where activations live.
         chunk_tokens: most tokens that a layer computes at once.
+        device_tokens: largest pass, padding included, whose residual stream stays on the device; None: every one.
+        long_chunk_tokens: as `chunk_tokens`, in larger passes; None takes the same.
         duty: pauses between layers; none by default.
         embed: token ids [batch, seq] (int64, CPU) to embeddings on the device.
         layer_devices: where each layer lies, when they are spread; None puts all on `device`.
@@ -91,19 +76,26 @@ class DecoderRunner:
         weights: LayerWeights,
         device: torch.device,
         chunk_tokens: int,
+        device_tokens: int | None = None,
+        long_chunk_tokens: int | None = None,
         duty: Duty | None = None,
         embed: Callable[[torch.Tensor], torch.Tensor] | None = None,
         layer_devices: Sequence[torch.device] | None = None,
     ) -> None:
         self.anatomy = anatomy
         self.chunk_tokens = chunk_tokens
+        self.device_tokens = device_tokens
+        self.long_chunk_tokens = long_chunk_tokens
         self._weights = weights
         self._duty = duty if duty is not None else Duty(1.0, device=device)
         self._device = device
         self._layer_devices = layer_devices
         self._embed = embed if embed is not None else self._embed_on_device
-        self._capture: Capture | None = None
-        self._is_cancelled: Callable[[], bool] = lambda: False
+        self._pass: Pass | None = None
+        self._memory = PinnedMemory(device)
+        self._seen: list[torch.Tensor] | None = None
+        self._takes_long_prompts: bool | None = None
+        self._runs = LayerRuns(anatomy, weights)
         layers = anatomy.layers
         for index in range(len(layers)):
             layers[index] = LayerStep(layers[index], index, self)
@@ -113,87 +105,108 @@ class DecoderRunner:
 
         Raises:
             DeadlineError: every job of the pass was given up by its caller (`cancelled`).
+            UnavailableError: the system refuses host memory for a long prompt (`out_of_memory`).
         """
-        with self._active(jobs, capture), suppress(PassEnded):
-            self.anatomy.decoder(inputs_embeds=self.embed(right_padded(jobs)), use_cache=False)
+        ids = right_padded(jobs)
+        active = Pass(jobs, capture, ids.shape[1])
+        is_long = self.device_tokens is not None and ids.numel() > self.device_tokens and self.takes_long_prompts
+        try:
+            inputs = self._on_host(ids, active) if is_long else self.embed(ids)
+            self._pass = active
+            with suppress(PassEnded):
+                self.anatomy.decoder(inputs_embeds=inputs, use_cache=False)
+        finally:
+            self._pass = None
+            if active.host is not None:
+                active.host.close()
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embedding output [batch, seq, hidden] of ids [batch, seq]; a fresh tensor."""
         return self._embed(token_ids)
 
+    @property
+    def takes_long_prompts(self) -> bool:
+        """Whether the residual stream can lie in host memory: layers can be cut, and the decoder hands its input to the
+        first one as it is. Asked of the decoder itself.
+        """
+        if self._takes_long_prompts is None:
+            answer = self.anatomy.is_chunkable and self._layer_devices is None
+            if answer:
+                with torch.inference_mode():
+                    placeholder = self._placeholder(1, 2)
+                    self._seen = []
+                    try:
+                        with suppress(PassEnded):
+                            self.anatomy.decoder(inputs_embeds=placeholder, use_cache=False)
+                        answer = [t.data_ptr() for t in self._seen] == [placeholder.data_ptr()]
+                    finally:
+                        self._seen = None
+            self._takes_long_prompts = answer
+        return self._takes_long_prompts
+
     def run_layer(
         self, index: int, layer: nn.Module, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run one layer of the pass under way; without one (generation) the layer as it is."""
-        capture = self._capture
-        deepest = capture.deepest if capture is not None else len(self.anatomy.layers) - 1
-        if self._is_cancelled():
-            raise DeadlineError("the callers of this pass are gone", ErrorCode.CANCELLED)
+        if self._seen is not None:
+            self._seen.append(hidden)
+            raise PassEnded
         if self._layer_devices is not None:
             hidden, args, kwargs = moved((hidden, args, kwargs), self._layer_devices[index])
-        if capture is not None and index == 0:
-            capture.take(EMBEDDING, 0, hidden)
+        active = self._pass
+        deepest = len(self.anatomy.layers) - 1 if active is None else active.capture.deepest
+        if active is not None:
+            active.check()
+            if index == 0 and active.host is None:
+                active.capture.take(EMBEDDING, 0, hidden)
             if deepest == EMBEDDING:
+                for number in range(len(active.host.bounds) if active.host is not None else 0):
+                    active.check()
+                    active.host.load(number)  # type: ignore[union-attr]
                 raise PassEnded
         self._duty.begin()
-        self._weights.acquire(index, deepest=deepest)
         try:
-            if capture is None:
-                return layer(hidden, *args, **kwargs)
-            width = max(1, self.chunk_tokens // len(hidden))
-            if hidden.shape[1] <= width or args or not self.anatomy.is_chunkable:
-                output = layer(hidden, *args, **kwargs)
-                capture.take(index, 0, first(output))
+            if active is None:
+                output = self._plain(index, layer, hidden, args, kwargs)
             else:
-                output = self._in_chunks(index, layer, hidden, capture=capture, width=width, kwargs=kwargs)
+                width = max(1, self.chunk_tokens // len(hidden))
+                output = self._runs.run(index, layer, hidden, args, kwargs, active=active, width=width)
         finally:
-            self._weights.release(index)
             self._duty.end()
-        if index >= deepest:
+        if active is not None and index >= deepest:
             raise PassEnded
         return output
 
-    def _in_chunks(
-        self,
-        index: int,
-        layer: nn.Module,
-        hidden: torch.Tensor,
-        *,
-        capture: Capture,
-        width: int,
-        kwargs: dict[str, Any],
-    ) -> torch.Tensor:
-        """Run a layer over chunks of columns, carrying its keys, values, convolution and recurrent state.
+    def _plain(
+        self, index: int, layer: nn.Module, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self._weights.acquire(index, deepest=len(self.anatomy.layers) - 1)
+        try:
+            return layer(hidden, *args, **kwargs)
+        finally:
+            self._weights.release(index)
 
-        Writes each chunk's output over its input: later chunks read only their own columns and the carried state.
-        """
-        from transformers import DynamicCache
+    def _on_host(self, ids: torch.Tensor, active: Pass) -> torch.Tensor:
+        """Prepare a residual stream in host memory; gives the placeholder for the decoder's own loop."""
 
-        cache = DynamicCache(config=self.anatomy.config)
-        for start in range(0, hidden.shape[1], width):
-            if self._is_cancelled():
-                raise DeadlineError("the callers of this pass are gone", ErrorCode.CANCELLED)
-            stop = min(start + width, hidden.shape[1])
-            part = sliced(kwargs, start, stop)
-            part |= {self.anatomy.cache_keyword: cache, "use_cache": True}
-            output = first(layer(hidden[:, start:stop], **part))
-            capture.take(index, start, output)
-            hidden[:, start:stop] = output
-        return hidden
+        def source(start: int, stop: int) -> torch.Tensor:
+            rows = self.embed(ids[:, start:stop])
+            active.capture.take(EMBEDDING, start, rows)
+            return rows
+
+        placeholder = self._placeholder(*ids.shape)
+        width = max(1, (self.long_chunk_tokens or self.chunk_tokens) // len(ids))
+        active.host = HostResidual(placeholder, width, memory=self._memory, source=source)
+        return placeholder
+
+    def _placeholder(self, batch: int, length: int) -> torch.Tensor:
+        """Shape, dtype and device of a residual stream [batch, length, hidden], in the memory of one element."""
+        row = self.embed(torch.zeros(1, 1, dtype=torch.int64))
+        return row[:, :, :1].expand(batch, length, row.shape[2])
 
     def _embed_on_device(self, token_ids: torch.Tensor) -> torch.Tensor:
         embedded: torch.Tensor = self.anatomy.embedding(token_ids.to(self._device))
         return embedded
-
-    @contextmanager
-    def _active(self, jobs: Sequence[HiddenJob], capture: Capture) -> Iterator[None]:
-        self._capture = capture
-        self._is_cancelled = lambda: all(job.is_cancelled() for job in jobs)
-        try:
-            yield
-        finally:
-            self._capture = None
-            self._is_cancelled = lambda: False
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -214,28 +227,3 @@ def right_padded(jobs: Sequence[HiddenJob]) -> torch.Tensor:
     for row, job in enumerate(jobs):
         ids[row, : job.stop] = job.token_ids[: job.stop]
     return torch.from_numpy(ids)
-
-
-def first(output: Any) -> torch.Tensor:
-    """The hidden states of a layer's output, which some architectures wrap in a tuple."""
-    states: torch.Tensor = output[0] if isinstance(output, tuple) else output
-    return states
-
-
-def sliced(kwargs: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """A layer's keyword arguments for columns start..stop.
-
-    Raises:
-        ValueError: an argument is a tensor whose meaning is not known; its layer must not be cut.
-    """
-    part: dict[str, Any] = {}
-    for name, value in kwargs.items():
-        if name == "position_embeddings":
-            part[name] = tuple(table[..., start:stop, :] for table in value)
-        elif name in ("position_ids", "cache_position") and value is not None:
-            part[name] = value[..., start:stop]
-        elif isinstance(value, torch.Tensor):
-            raise ValueError(f"{name} is a tensor: this layer cannot run in chunks")
-        else:
-            part[name] = value
-    return part

@@ -11,7 +11,8 @@ from tauscope_target.anatomy import Anatomy
 from tauscope_target.arithmetic import available_memory
 from tauscope_target.duty import SHARED_DUTY, Duty
 from tauscope_target.engine import EngineParts
-from tauscope_target.forward import DecoderRunner, ResidentWeights
+from tauscope_target.forward import DecoderRunner
+from tauscope_target.layer_runs import ResidentWeights
 from tauscope_target.loading import Allocate, LoadingPlan
 from tauscope_target.logits import ResidentHead
 from tauscope_target.memory import (

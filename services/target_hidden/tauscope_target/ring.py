@@ -82,6 +82,11 @@ class StreamedWeights:
             _rebind(anatomy.layers[piece.layer], piece, self._cells[piece.cell], anatomy.layers_path)
 
     @property
+    def is_halved(self) -> bool:
+        """Whether layers travel as two halves."""
+        return self._placement.is_halved
+
+    @property
     def slot_bytes(self) -> int:
         """Device memory of the buffer."""
         return self._buffer.numel()
@@ -128,7 +133,7 @@ class StreamedWeights:
             self._issue(piece)
 
     def _following(self, last: Piece) -> Iterator[Piece]:
-        """As many pieces as there are cells, in the order of use; the start of the next pass follows the end of this."""
+        """As many pieces as there are cells, in the order of use; after the deepest layer comes the next pass."""
         ran = self._of_layer[self._deepest][-1].number + 1
         for step in range(1, len(self._cells) + 1):
             yield self._pieces[(last.number + step) % ran]

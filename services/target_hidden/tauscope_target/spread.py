@@ -12,7 +12,8 @@ import torch
 from tauscope_target.anatomy import Anatomy
 from tauscope_target.duty import Duty
 from tauscope_target.engine import EngineParts
-from tauscope_target.forward import DecoderRunner, ResidentWeights
+from tauscope_target.forward import DecoderRunner
+from tauscope_target.layer_runs import ResidentWeights
 from tauscope_target.loading import Allocate, LoadingPlan
 from tauscope_target.logits import ResidentHead
 from tauscope_target.memory import MIN_CHUNK_TOKENS, RESERVE_BYTES, Budget, ModelSizes, head_work_bytes
