@@ -54,6 +54,7 @@ class EvalSettings:
         concurrency: texts in flight at the two services, which pack what arrives together.
         tree_budgets: DDTree budgets to walk with; rows that are too narrow to decide one are asked for again.
         num_repeats: references to ask for again, to see whether the server repeats itself.
+        may_flush: empty the reference server's cache for that.
         deadline_s: how long one request to a service may take, None for the service's own bound.
         trained_thinking: whether the drafters were trained on thinking, where their files do not say it.
         passed: what the user said, for the manifest; no keys in it.
@@ -66,6 +67,7 @@ class EvalSettings:
     concurrency: int = 2
     tree_budgets: tuple[int, ...] = STORED_BUDGETS
     num_repeats: int = 0
+    may_flush: bool = False
     deadline_s: float | None = None
     trained_thinking: Mode | None = None
     passed: Mapping[str, Any]
@@ -151,7 +153,7 @@ def evaluate(
         )
         stability = folder.stability()
         if stability is None and settings.num_repeats and references:
-            stability = _ask_again(settings.num_repeats, prompts, references, source, progress)
+            stability = _ask_again(settings, prompts, references, source, progress)
             if stability is not None:
                 folder.write_stability(stability)
         plan = DraftPlan(
@@ -197,6 +199,7 @@ def evaluate(
             warnings=warnings,
             served=served_beside_predicted(references.values(), measured),
             sampling=settings.references.sampling,
+            stability=None if stability is None else stability.to_dict(),
             disagreements=disagreements_of(folder.path, references, next(iter(measured.values()), [])),
         )
         _keep_pieces(folder.path, measured, target)
@@ -226,7 +229,7 @@ def _reference_facts(out: Path, source: ReferenceSource, wanted: Sequence[str]) 
 
 
 def _ask_again(
-    num_asked: int,
+    settings: EvalSettings,
     prompts: PromptFile,
     references: Mapping[str, Reference],
     source: ReferenceSource,
@@ -235,7 +238,12 @@ def _ask_again(
     """Whether the server repeats itself; None when it is not there any more."""
     try:
         return check_stability(
-            list(references.values()), prompts.records, source, num_asked=num_asked, progress=progress
+            list(references.values()),
+            prompts.records,
+            source,
+            num_asked=settings.num_repeats,
+            progress=progress,
+            may_flush=settings.may_flush,
         )
     except UnreachableError:
         progress.note("the reference server is gone: whether it repeats itself was not checked")

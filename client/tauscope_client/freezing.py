@@ -42,6 +42,7 @@ def freeze(
     source: ReferenceSource,
     progress: Progress,
     num_repeats: int = 0,
+    may_flush: bool = False,
 ) -> Frozen:
     """Write the references of all prompts to `out`, continuing what is there.
 
@@ -53,6 +54,7 @@ def freeze(
         source: answers them.
         progress: told of every answer.
         num_repeats: references to ask for again, to see whether the server repeats itself.
+        may_flush: empty the server's cache for that.
 
     Raises:
         MismatchError: the file there was made with another limit or template.
@@ -87,5 +89,7 @@ def freeze(
     write_text(out, "".join(reference.model_dump_json(by_alias=True) + "\n" for reference in ordered))
     stability = None
     if num_repeats and ordered:
-        stability = check_stability(ordered, prompts.records, source, num_asked=num_repeats, progress=progress)
+        stability = check_stability(
+            ordered, prompts.records, source, num_asked=num_repeats, progress=progress, may_flush=may_flush
+        )
     return Frozen(tuple(ordered), tuple(failures), stability)

@@ -21,6 +21,7 @@ from tauscope_client.runs.comparison import (
 )
 from tauscope_client.runs.headline import kind_of_text, tau_label
 from tauscope_client.runs.served import served_lines
+from tauscope_client.runs.stability_line import stability_line
 
 __all__ = ["TerminalProgress", "show_results"]
 
@@ -60,7 +61,12 @@ def show_results(results: Mapping[str, Any], console: Console) -> None:
         for row in labels:
             table.add_row(shown(f"{tau_label(results)}, {stratum} {row.label}"), *map(shown, row.cells))
     console.print(table)
-    for line in [*comparison_lines(results), *served_lines(results), *agreement_line(results)]:
+    for line in [
+        *comparison_lines(results),
+        *served_lines(results),
+        *agreement_line(results),
+        *stability_line(results),
+    ]:
         console.print(shown(line), soft_wrap=True)
     _show_positions(drafters, console)
     for label, text in used_definitions(results):

@@ -70,7 +70,7 @@ def test_eval_takes_references_from_sglang_and_then_from_its_frozen_file(cli, se
             "--out",
             str(frozen),
         )
-    assert code == ExitCode.OK and "3 references" in stdout and "2 asked again, all came back the same" in stdout
+    assert code == ExitCode.OK and "3 references" in stdout and "2 answers were asked for twice more" in stdout
     assert json.loads(frozen.read_text().splitlines()[0])["engine"]["version"] == "0.5.23"
     code, _, _ = cli("eval", str(prompts_path), "-d", "good", "-r", f"file={frozen}", "-o", str(tmp_path / "run"))
     assert code == ExitCode.OK

@@ -65,11 +65,13 @@ class Talk:
 
     Attributes:
         bodies: every request body, in order.
+        flushed: how often the prefix cache was emptied.
         faults: the next answers: a status, (status, body, headers), or "cut" for a body that ends half-way.
     """
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
     faults: deque[Any] = field(default_factory=deque)
+    flushed: int = 0
 
     def fault(self) -> Response | None:
         if not self.faults:
@@ -117,6 +119,11 @@ def sglang_app(
         return JSONResponse(
             {"version": "0.5.23", "speculative_algorithm": algorithm, "enable_deterministic_inference": True}
         )
+
+    @app.post("/flush_cache")
+    def flush_cache() -> Response:
+        talk.flushed += 1
+        return Response("Cache flushed.", media_type="text/plain")
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:

@@ -13,6 +13,7 @@ from tauscope_client.commands.options import (
     TARGET_DEFAULT,
     DeadlineS,
     DrafterUrl,
+    FlushReferences,
     Key,
     SampleSeed,
     SampleTopK,
@@ -97,10 +98,11 @@ def evaluate_command(
         int | None,
         typer.Option(
             min=0,
-            help="References to ask for again, does the server repeat itself? [default: 2 of another server]",
+            help="References to ask for twice again, does the server repeat itself? [default: 2 of another server]",
             show_default=False,
         ),
     ] = None,
+    flush_references: FlushReferences = False,
     max_turns: Annotated[
         int | None, typer.Option(min=1, help="Turns of a conversation that count. [default: all]", show_default=False)
     ] = None,
@@ -152,6 +154,7 @@ def evaluate_command(
                 deadline_s=deadline_s,
                 trained_thinking=None if trained_thinking is None else trained_thinking.value,
                 num_repeats=repeats_of(source, check_references, sampling),
+                may_flush=flush_references,
                 passed={
                     "prompts": prompts,
                     "drafters": list(drafter or []),

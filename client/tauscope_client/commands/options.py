@@ -15,6 +15,7 @@ from tauscope_wire.errors import RequestError
 __all__ = [
     "DeadlineS",
     "DrafterUrl",
+    "FlushReferences",
     "Key",
     "OnOff",
     "SampleSeed",
@@ -75,6 +76,16 @@ SampleTopP = Annotated[
     float, typer.Option("--sample-top-p", min=0.01, max=1.0, help="Sample answers from the smallest set of this mass.")
 ]
 SampleSeed = Annotated[int, typer.Option("--seed", min=0, help="Seed of sampled answers.")]
+
+
+FlushReferences = Annotated[
+    bool,
+    typer.Option(
+        "--flush-references",
+        help="Let that check empty the reference server's prefix cache, so that answers are cold; a cost to all who "
+        "use the server.",
+    ),
+]
 
 
 class OnOff(StrEnum):

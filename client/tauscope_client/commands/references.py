@@ -11,6 +11,7 @@ from tauscope_client.commands.eval import DEFAULT_MAX_NEW_TOKENS, DEFAULT_TAIL_T
 from tauscope_client.commands.options import (
     TARGET_DEFAULT,
     DeadlineS,
+    FlushReferences,
     Key,
     SampleSeed,
     SampleTopK,
@@ -47,8 +48,9 @@ def references_command(
         int, typer.Option(min=1, max=64, help="Answers in flight; above 1 greedy text may change under load.")
     ] = 1,
     check_references: Annotated[
-        int | None, typer.Option(min=0, help="References to ask for again. [default: 2 of another server]")
+        int | None, typer.Option(min=0, help="References to ask for twice again. [default: 2 of another server]")
     ] = None,
+    flush_references: FlushReferences = False,
     max_turns: Annotated[int | None, typer.Option(min=1, help="Turns of a conversation. [default: all]")] = None,
     template_kwargs: TemplateKwargs = "{}",
     temperature: Temperature = None,
@@ -85,13 +87,14 @@ def references_command(
                 source=source,
                 progress=progress,
                 num_repeats=repeats_of(source, check_references, sampling),
+                may_flush=flush_references,
             )
     tokens = sum(len(one.response_ids) for one in frozen.references)
     console = stdout_console()
     console.print(f"{out}: {len(frozen.references)} references, {tokens} response tokens", markup=False, soft_wrap=True)
     if frozen.stability is not None:
         caution = frozen.stability.caution()
-        said = f"careful: {caution}" if caution else f"{frozen.stability.num_asked} asked again, all came back the same"
+        said = f"careful: {caution}" if caution else frozen.stability.words
         console.print(said, markup=False, soft_wrap=True)
     if frozen.failures:
         raise typer.Exit(ExitCode.INCOMPLETE)

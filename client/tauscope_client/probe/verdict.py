@@ -173,8 +173,8 @@ def _notes(
     best = max((effect.accepted for effect in suspects if effect.condition.counts != "first"), default=declared)
     beyond = [one for one in suspects if one.condition.counts == "uncut" and one not in findings]
     notes += [
-        f"at `{one.condition.name}` it accepts {one.gain:+.2f} tokens per anchor ({_ends(one)}), but that is no sign of "
-        "a block declared too small: its first drafts are not as good there; a server may use the longer block"
+        f"at `{one.condition.name}` it accepts {one.gain:+.2f} tokens per anchor ({_ends(one)}), but that is no sign "
+        "of a block declared too small: its first drafts are not as good there; a server may use the longer block"
         for one in beyond
         if one.low is not None and one.low > 0
     ]

@@ -117,6 +117,17 @@ class EngineHttp:
         """
         return self._retries.run(lambda: self.post_once(path, body))
 
+    def trigger(self, path: str) -> bool:
+        """POST nothing, for what it does; whether the server did it. A server without the route does not.
+
+        Raises:
+            UnreachableError: nothing answers at the address.
+        """
+        try:
+            return self._client.post(path).is_success
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
     def post_once(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """POST without retries."""
         try:

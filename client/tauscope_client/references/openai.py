@@ -73,7 +73,12 @@ class OpenAISource:
             tail_ids=tail,
             drift=drift,
             served=served,
+            cached_tokens=answer.num_cached_tokens,
         )
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache by vLLM's route (in its development mode only) or SGLang's; whether it did."""
+        return self._http.trigger("/reset_prefix_cache") or self._http.trigger("/flush_cache")
 
     def _counters(self) -> SpecCounters | None:
         """Counters of a server that is known to speculate; nothing is asked of others."""

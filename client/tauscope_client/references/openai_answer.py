@@ -21,6 +21,7 @@ class OpenAIAnswer:
         prompt_ids: the ids the server saw, None when it does not say.
         num_prompt_tokens: how many prompt tokens it counted, None when it does not say.
         num_completion_tokens: how many tokens it sampled, None when it does not say.
+        num_cached_tokens: how many prompt tokens it found in its prefix cache, None when it does not say.
     """
 
     text: str
@@ -30,6 +31,7 @@ class OpenAIAnswer:
     prompt_ids: list[int] | None
     num_prompt_tokens: int | None
     num_completion_tokens: int | None
+    num_cached_tokens: int | None
 
 
 def read_answer(answer: dict[str, Any], url: str) -> OpenAIAnswer:
@@ -65,6 +67,7 @@ def read_answer(answer: dict[str, Any], url: str) -> OpenAIAnswer:
         prompt_ids=_ids(choice.get("prompt_token_ids", answer.get("prompt_token_ids"))),
         num_prompt_tokens=_count(counts.get("prompt_tokens")),
         num_completion_tokens=_count(counts.get("completion_tokens")),
+        num_cached_tokens=_count((counts.get("prompt_tokens_details") or {}).get("cached_tokens")),
     )
 
 

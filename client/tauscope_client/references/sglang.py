@@ -76,8 +76,17 @@ class SglangSource:
             tail, tail_drift = self._ids(self._generate(context, turn.tail_tokens, (), ignore_eos=True))
             tail = [] if tail_drift else tail
         return Completion(
-            response_ids=response_ids, finish_reason=reason, tail_ids=tail, drift=drift, served=_served(meta)
+            response_ids=response_ids,
+            finish_reason=reason,
+            tail_ids=tail,
+            drift=drift,
+            served=_served(meta),
+            cached_tokens=cached if type(cached := meta.get("cached_tokens")) is int else None,
         )
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache, which SGLang refuses while others wait for answers; whether it did."""
+        return self._http.trigger("/flush_cache")
 
     def _generate(
         self,

@@ -40,7 +40,12 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """The answer of a source; fields as in `Reference`. `seed` is that of a text stored before, else None."""
+    """The answer of a source; fields as in `Reference`.
+
+    Attributes:
+        seed: of a text stored before, else None.
+        cached_tokens: prompt tokens that the server found in its prefix cache, None when it does not say.
+    """
 
     response_ids: list[int]
     finish_reason: FinishReason
@@ -48,6 +53,7 @@ class Completion:
     drift: str = ""
     served: Served | None = None
     seed: int | None = None
+    cached_tokens: int | None = None
 
 
 class TokenBridge(Protocol):

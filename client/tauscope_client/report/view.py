@@ -18,6 +18,7 @@ from tauscope_client.runs.comparison import (
 from tauscope_client.runs.headline import headline_name, kind_of_text, tau_label
 from tauscope_client.runs.loading import Run
 from tauscope_client.runs.served import served_lines
+from tauscope_client.runs.stability_line import stability_line
 
 __all__ = ["Card", "PromptLine", "Verdict", "View", "view_of"]
 
@@ -111,7 +112,7 @@ def view_of(run: Run) -> View:
         names=names,
         cards=tuple(_card(at, name, drafters[name], headline) for at, name in enumerate(names)),
         verdicts=tuple(_verdict(pair, headline, tau_label(results)) for pair in results["comparisons"]),
-        sentences=(*served_lines(results), *agreement_line(results)),
+        sentences=(*served_lines(results), *agreement_line(results), *stability_line(results)),
         warnings=tuple(results["warnings"]),
         failures=tuple(results["failures"]),
         table=_table(drafters, results["definitions"]),

@@ -3,6 +3,7 @@
 {"schema": "tauscope.results/1",
  "sampling": {temperature, top_k, top_p, seed, words} or null for greedy references,
  "num_prompts": .., "failures": [..], "warnings": [..], "definitions": {name: text},
+ "stability": {num_asked, is_flushed, cached_tokens, unrepeated, words} or null when nothing was asked again,
  "served": what a server that speculates counted, see `runs.served`, or null,
  "disagreements": {num_positions, num_disagreements, num_near_ties, largest_gap, places} or null,
  "comparisons": [{"before": drafter, "after": drafter, "statistics": {name: paired comparison}}, ..],
@@ -58,6 +59,7 @@ def results_of(
     *,
     failures: Sequence[Mapping[str, Any]],
     warnings: Sequence[str],
+    stability: Mapping[str, Any] | None = None,
     served: Mapping[str, Any] | None = None,
     disagreements: Mapping[str, Any] | None = None,
     sampling: TextSampling = GREEDY,
@@ -68,6 +70,7 @@ def results_of(
         measured: drafter name -> its prompts, the same prompts in the same order for every drafter.
         failures: prompts that are not among them, and why.
         warnings: what a reader must know.
+        stability: whether the reference server repeats itself, see `references.stability`.
         served: what a reference server that speculates counted itself, see `runs.served`.
         disagreements: where references and target part, see `runs.agreement`; means nothing along sampled text.
         sampling: how the tokens of the references were chosen.
@@ -81,6 +84,7 @@ def results_of(
         "num_prompts": num_prompts,
         "failures": [dict(failure) for failure in failures],
         "warnings": list(warnings),
+        "stability": None if stability is None else dict(stability),
         "served": None if served is None else dict(served),
         "disagreements": None if disagreements is None or not sampling.is_greedy else dict(disagreements),
         "comparisons": _comparisons(measured, is_greedy=sampling.is_greedy) if num_prompts else [],

@@ -17,6 +17,7 @@ from tauscope_client.runs.comparison import (
 from tauscope_client.runs.headline import kind_of_text, tau_label
 from tauscope_client.runs.manifest import Manifest
 from tauscope_client.runs.served import served_lines
+from tauscope_client.runs.stability_line import stability_line
 
 __all__ = ["summary_markdown"]
 
@@ -38,7 +39,8 @@ def summary_markdown(results: Mapping[str, Any], manifest: Manifest) -> str:
     lines += [f"> **Careful:** {_cell(warning)}" for warning in results["warnings"]]
     lines += [""] if results["warnings"] else []
     lines += _table(["", *names], headline_rows(drafters) + split_rows(results))
-    for line in [*comparison_lines(results), *served_lines(results), *agreement_line(results)]:
+    said = [*comparison_lines(results), *served_lines(results), *agreement_line(results), *stability_line(results)]
+    for line in said:
         lines += ["", f"{_cell(line[0].upper() + line[1:])}."]
     for stratum, rows in strata_rows(drafters).items():
         lines += ["", f"{tau_label(results).capitalize()} by {_cell(stratum)}:", "", *_table(["", *names], rows)]
