@@ -1,12 +1,15 @@
 """The fingerprint says what ran, and a hybrid on reference kernels does not start unless it is allowed by name."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from kit.engine import Checkpoint, Start, job, random_ids
 from tauscope_target.arithmetic import choose_dtype
 from tauscope_target.engine import TorchEngine
-from tauscope_target.kernels import KernelWatch, Observation, observing
+from tauscope_target.kernels import KernelWatch, Observation, observing, pin_configurations, ran_configurations
 from tauscope_target.startup import EngineSettings, start_engine
 from tauscope_wire.errors import ErrorCode, MismatchError, RequestError, TauscopeError
 
@@ -52,6 +55,35 @@ def test_both_families_in_one_pass_are_both_named() -> None:
     observation.note("chunk_gated_delta_rule", "fla.ops.gated_delta_rule.chunk")
     observation.note("torch_chunk_gated_delta_rule", "transformers.models.qwen3_5.modeling_qwen3_5")
     assert observation.linear_attention_name == "fla+torch-reference"
+
+
+class Autotuner:
+    """As Triton's: remembers the configuration it launched last."""
+
+    def __init__(self, module: str, name: str, *warps: int) -> None:
+        self.base_fn = SimpleNamespace(__module__=module, __name__=name)
+        self.configs = [SimpleNamespace(num_warps=n, num_stages=2, kwargs={}) for n in warps]
+
+    def launch(self) -> None:
+        self.best_config = f"{self.configs[0].num_warps} warps"
+
+
+def test_kernels_of_one_name_in_two_modules_are_both_pinned_and_the_one_that_ran_is_named() -> None:
+    ran, namesake, twin = (Autotuner(f"fla.{m}", "kernel", 2, 4, 8) for m in "abc")
+    modules: dict[str, Any] = {
+        "triton": SimpleNamespace(runtime=SimpleNamespace(autotuner=SimpleNamespace(Autotuner=Autotuner))),
+        "fla.a": SimpleNamespace(kernel=ran),
+        "fla.b": SimpleNamespace(kernel=namesake, alias=ran),
+        "fla.c": SimpleNamespace(kernel=twin),
+    }
+    twin.launch()  # by an engine before this one
+    tuners = pin_configurations(modules)
+    assert [len(tuner.configs) for tuner in (ran, namesake, twin)] == [1, 1, 1]
+    assert ran_configurations(tuners) == {}
+    ran.launch()
+    assert ran_configurations(tuners) == {"kernel": "4 warps"}
+    namesake.launch()
+    assert ran_configurations(tuners) == {"fla.a.kernel": "4 warps", "fla.b.kernel": "4 warps"}
 
 
 def test_a_kernel_rebound_after_start_up_fails_the_next_pass(checkpoint: Checkpoint) -> None:

@@ -6,6 +6,7 @@ inside transformers, or fla's or causal-conv1d's entry points. Later passes comp
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -98,15 +99,15 @@ class KernelWatch:
         Raises:
             InternalError: something rebound a kernel after the fingerprint was taken (`kernels_changed`).
         """
-        if self._read() != self._bound:
+        if any(now is not bound for now, bound in zip(self._read(), self._bound, strict=True)):
             raise InternalError(
                 "the linear-attention kernels were replaced after start-up, so the fingerprint is no longer true; "
                 "restart the service",
                 ErrorCode.KERNELS_CHANGED,
             )
 
-    def _read(self) -> list[int]:
-        return [id(scope.get(name)) for scope in self._scopes for name in _BOUND_NAMES]
+    def _read(self) -> list[Any]:
+        return [scope.get(name) for scope in self._scopes for name in _BOUND_NAMES]
 
 
 def layer_scopes(model: nn.Module) -> list[dict[str, Any]]:
@@ -129,7 +130,8 @@ def pin_configurations(modules: dict[str, Any] | None = None) -> dict[str, Any]:
     run to run. The choice here is a middle one: blocks of 64, 4 warps, 2 stages.
 
     Returns:
-        The autotuners by kernel name, for `ran_configurations`.
+        The autotuners by full name of their kernel (several modules of fla have a kernel of the same short name), as
+        not launched yet, for `ran_configurations`.
     """
     table = sys.modules if modules is None else modules
     if table.get("triton") is None:
@@ -140,23 +142,31 @@ def pin_configurations(modules: dict[str, Any] | None = None) -> dict[str, Any]:
     for module_name, module in list(table.items()):
         if module is None or not module_name.startswith("fla."):
             continue
-        for name, value in list(vars(module).items()):
+        for value in list(vars(module).values()):
             tuner = value
             while tuner is not None and not isinstance(tuner, Autotuner):
                 tuner = getattr(tuner, "fn", None) if type(tuner).__module__.startswith("triton.") else None
             if tuner is not None:
                 if len(tuner.configs) > 1:
                     tuner.configs = [min(tuner.configs, key=_distance)]
-                tuners[name] = tuner
+                vars(tuner).pop(_LAUNCHED, None)  # by an earlier engine of this process
+                tuners[f"{tuner.base_fn.__module__}.{tuner.base_fn.__name__}"] = tuner
     return tuners
 
 
 def ran_configurations(tuners: dict[str, Any]) -> dict[str, str]:
-    """Configuration of every pinned kernel that has been launched."""
-    launched = {name: getattr(tuner, "best_config", None) for name, tuner in tuners.items()}
-    return {name: str(config) for name, config in sorted(launched.items()) if config is not None}
+    """Configuration of every pinned kernel that has been launched since, by its short name where that is unique."""
+    launched = {name: getattr(tuner, _LAUNCHED, None) for name, tuner in sorted(tuners.items())}
+    configurations = {name: str(config) for name, config in launched.items() if config is not None}
+    count = Counter(name.rpartition(".")[2] for name in configurations)
+    return {
+        short if count[short := name.rpartition(".")[2]] == 1 else name: config
+        for name, config in configurations.items()
+    }
 
 
+_LAUNCHED = "best_config"
+"""What an autotuner sets when it launches its kernel."""
 _MIDDLE = {"BK": 64, "BV": 64, "BS": 64, "BD": 64, "BC": 64, "BT": 32}
 
 
