@@ -91,7 +91,7 @@ def drafter_url(target_url: str, smollm2: Path, small_drafter: Path) -> Iterator
 def tiny_run(
     request: pytest.FixtureRequest, prompts_file: Path, target_url: str, drafter_url: str
 ) -> Callable[..., tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """`tauscope eval` on all prompts with references from the place given; returns results and references."""
+    """`tauscope eval` on the prompts with references from the place given; returns results and references."""
 
     def run(reference: str, *extra: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         out = REPORTS / "runs" / request.node.name  # kept, to look into a difference afterwards
@@ -111,8 +111,8 @@ def tiny_run(
 
 
 @pytest.fixture
-def prompts_file(tmp_path: Path) -> Path:
-    """All prompts of these tests as a user's prompts file."""
+def prompts_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The prompts of these tests, the module's `NAMES` or all, as a user's prompts file."""
     path = tmp_path / "prompts.jsonl"
     lines = [
         {
@@ -120,7 +120,7 @@ def prompts_file(tmp_path: Path) -> Path:
             "split": "fresh" if name in FRESH else "train",
             "messages": [message.model_dump() for message in messages(name)],
         }
-        for name in PROMPTS
+        for name in getattr(request.module, "NAMES", PROMPTS)
     ]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
     return path

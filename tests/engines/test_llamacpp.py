@@ -21,7 +21,7 @@ class TestLlamaCpp(AnyEngine):
         source = source_at(server)
         source.complete(turn_for(bridge, "short-stop", max_new_tokens=2))
         facts = source.facts()
-        assert facts["kind"] == "llama.cpp"
+        assert facts["kind"] == "llama-cpp-python"
         assert facts["version"] == versions(ENVIRONMENTS["llamacpp"])["llama-cpp-python"]
         assert (facts["model"], facts["dialect"], facts["returns_ids"]) == ("smollm2", "chat+options", False)
         assert facts["speculating"] is None and facts["deterministic"] is None  # it does not tell

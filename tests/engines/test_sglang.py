@@ -12,7 +12,7 @@ from tauscope_wire.messages import GenerateRequest
 pytestmark = pytest.mark.engines
 
 ENGINE = "sglang"
-NAMES = tuple(PROMPTS)
+NAMES = tuple(PROMPTS)[:6]
 
 
 class TestSGLang(IdsEngine):
@@ -36,13 +36,13 @@ class TestSGLang(IdsEngine):
         facts = source.facts()
         assert (facts["kind"], facts["returns_ids"], facts["model"]) == ("sglang", True, "smollm2")
 
-    def test_a_full_queue_is_waited_out(self, references, server, source_at, bridge):
+    def test_a_full_queue_is_waited_out(self, server, source_at, bridge):
         """Four run and two wait; the others are refused with 503, real ones, and come again."""
         with gateway(port_of(server)) as door:
             source = source_at(server, url=door.url, retries=PATIENT)
-            found = all_at_once(source, [turn_for(bridge, name, max_new_tokens=32) for name in NAMES])
+            found = all_at_once(source, [turn_for(bridge, name, max_new_tokens=8) for name in PROMPTS])
         assert door.statuses[503] >= 1
-        assert found.keys() == references.keys()
+        assert found.keys() == PROMPTS.keys()
 
     def test_our_own_greedy_decoding_gives_the_same_text(self, references, target, bridge):
         for name in NAMES[:4]:

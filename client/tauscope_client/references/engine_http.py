@@ -180,7 +180,9 @@ class EngineHttp:
         if status == 429:
             return QuotaError(text, retry_after_s=_retry_after_s(response))
         if status >= 500:
-            return UnavailableError(text, ErrorCode.NOT_READY, retry_after_s=_retry_after_s(response))
+            return UnavailableError(
+                text, ErrorCode.NOT_READY, retry_after_s=_retry_after_s(response), details={"status": status}
+            )
         if any(words in said.lower() for words in _TOO_LONG_WORDS):
             return RequestError(text, ErrorCode.PROMPT_TOO_LONG)
         return RequestError(text)
@@ -203,6 +205,7 @@ def _error_text(response: httpx.Response) -> str:
                 if isinstance(item, dict)
             )
         if isinstance(inner, str) and inner:
+            inner = inner.partition("'input':")[0]  # llama-cpp-python prints a whole validation error
             return " ".join(inner.split())[:_MESSAGE_CHARS]
     return response.reason_phrase
 

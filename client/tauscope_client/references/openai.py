@@ -14,7 +14,7 @@ from tauscope_client.references.openai_dialect import Dialect, body_of, dialects
 from tauscope_client.references.openai_facts import ask_facts
 from tauscope_client.references.source import Completion, TokenBridge, Turn
 from tauscope_client.references.vllm_counters import SpecCounters, read_counters, served_between
-from tauscope_wire.errors import ErrorCode, MismatchError, NotFoundError, RequestError
+from tauscope_wire.errors import ErrorCode, MismatchError, NotFoundError, RequestError, UnavailableError
 
 __all__ = ["OpenAISource"]
 
@@ -116,12 +116,13 @@ class OpenAISource:
             if self._dialect is not None:
                 return self._dialect
             refusals: list[str] = []
-            for dialect in dialects(turn):
+            for dialect in dialects(kind, turn):
                 body = body_of(dialect, turn, kind=kind, model=model, max_tokens=1, stop_ids=turn.stop_token_ids)
                 try:
                     answer = read_answer(self._http.post(route_of(dialect, turn), body), self._http.url)
-                except (RequestError, NotFoundError) as error:
-                    if error.code is ErrorCode.PROMPT_TOO_LONG:
+                except (RequestError, NotFoundError, UnavailableError) as error:
+                    # A 500 that stays can mean a request of the wrong form; other failures of a server are failures.
+                    if error.code is ErrorCode.PROMPT_TOO_LONG or error.details.get("status", 500) != 500:
                         raise
                     refusals.append(f"{dialect}: {error.message}")
                     continue

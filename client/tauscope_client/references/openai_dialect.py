@@ -32,12 +32,21 @@ _OPTIONS: dict[str, Any] = {
     "return_token_ids": True,
 }
 # llama.cpp's words for the same; it refuses a top_k below 0, and would penalise repetitions if it were not told.
+_LLAMA_KINDS = ("llama.cpp", "llama-cpp-python")
 _LLAMA_OPTIONS: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
 
 
-def dialects(turn: Turn) -> Iterator[Dialect]:
-    """What to try, best first; `turn` says whether template options have to go with the request."""
-    yield from ("ids+options", "ids", "chat+options")
+def dialects(kind: str, turn: Turn) -> Iterator[Dialect]:
+    """What to try, best first.
+
+    Args:
+        kind: of server, as the facts say it.
+        turn: says whether template options have to go with the request.
+    """
+    # llama-cpp-python takes no ids, and answers 500 where it means "a wrong request", which is worth trying again.
+    if kind != "llama-cpp-python":
+        yield from ("ids+options", "ids")
+    yield "chat+options"
     if turn.template_kwargs and turn.messages is not None:
         yield "chat+template"
     yield "chat"
@@ -80,7 +89,7 @@ def body_of(
     body |= {"temperature": turn.sampling.temperature, "top_p": turn.sampling.top_p}
     if not turn.sampling.is_greedy:
         body["seed"] = turn.sampling.seed
-    if dialect.endswith("options") and kind == "llama.cpp":
+    if dialect.endswith("options") and kind in _LLAMA_KINDS:
         body |= _LLAMA_OPTIONS | {"top_k": turn.sampling.top_k}
     elif dialect.endswith("options"):
         body |= _OPTIONS | {"ignore_eos": ignore_eos, "top_k": turn.sampling.top_k or -1}

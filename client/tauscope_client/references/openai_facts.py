@@ -76,4 +76,4 @@ def _llama_cpp_python(http: EngineHttp) -> dict[str, Any]:
     info = described.get("info")
     if not isinstance(info, dict) or "llama.cpp" not in str(info.get("title", "")).lower():
         return {}
-    return {"kind": "llama.cpp", "version": info.get("version")}
+    return {"kind": "llama-cpp-python", "version": info.get("version")}
