@@ -7,13 +7,21 @@ import pytest
 from kit.engine import Checkpoint
 from tauscope_target.checkpoint import open_checkpoint
 from tauscope_target.duty import SHARED_DUTY
-from tauscope_target.memory import CONTEXT_BYTES, ModelSizes, fit
-from tauscope_target.modes import MemoryFacts, ModeRequest, decide, default_duty
+from tauscope_target.fitting import LONG_TOKENS, fit, fit_cap
+from tauscope_target.memory import (
+    CONTEXT_BYTES,
+    ONE_LAYER,
+    RESERVE_BYTES,
+    TWO_MLPS,
+    WHOLE_LAYERS,
+    ModelSizes,
+)
+from tauscope_target.modes import MemoryFacts, ModeDecision, ModeRequest, decide, default_duty, settle
 from tauscope_target.sizes import model_sizes
 from tauscope_wire.errors import ErrorCode, RequestError, UnavailableError
 
 GIB = 1 << 30
-LINEAR_LAYER, FULL_LAYER = 770_000_000, 740_000_000
+LINEAR_LAYER, FULL_LAYER, MLP = 766_600_000, 744_500_000, 534_800_000
 SHAPE_27B = ModelSizes(
     hidden=5120,
     intermediate=17408,
@@ -26,6 +34,7 @@ SHAPE_27B = ModelSizes(
     kv_bytes_per_token=2 * 4 * 256 * 2,
     mixer_width=16_384,
     itemsize=2,
+    mlp_bytes=(MLP,) * 64,
 )
 
 
@@ -43,7 +52,8 @@ def test_a_large_empty_card_holds_the_model() -> None:
 def test_a_few_free_gigabytes_beside_a_full_server_stream_the_model() -> None:
     decision = decide(SHAPE_27B, ModeRequest(gpu_memory=int(2.5 * GIB)), memory(2.6))
     assert decision.mode == "streamed"
-    assert decision.budget.pass_tokens >= 1024
+    assert decision.budget.pass_tokens == 16_384
+    assert decision.budget.chunk_tokens >= 2048
     assert decision.budget.bytes <= 2.5 * GIB - CONTEXT_BYTES
     assert "resident needs" in decision.reason
     assert default_duty(memory(2.6)) == SHARED_DUTY
@@ -65,9 +75,9 @@ def test_a_bigger_cap_never_gives_a_smaller_pass() -> None:
     assert passes[-1] == 16_384
 
 
-@pytest.mark.parametrize("free", [0.1, 1.0, 1.7])
+@pytest.mark.parametrize("free", [0.1, 0.7, 0.9])
 def test_too_little_memory_is_refused_with_what_each_mode_needs(free: float) -> None:
-    with pytest.raises(UnavailableError, match=r"resident needs 50\.8\d GiB.*streamed needs 1\.5\d GiB") as caught:
+    with pytest.raises(UnavailableError, match=r"resident needs 5\d\.\d\d GiB.*streamed needs 0\.8\d GiB") as caught:
         decide(SHAPE_27B, ModeRequest(), memory(free))
     assert caught.value.code is ErrorCode.OUT_OF_MEMORY
 
@@ -82,6 +92,68 @@ def test_a_pass_asked_for_by_name_must_fit() -> None:
     assert fitting.budget.pass_tokens == 4096
     with pytest.raises(UnavailableError):
         decide(SHAPE_27B, ModeRequest(weights="streamed", pass_tokens=1_000_000), memory(4))
+
+
+def test_two_and_a_half_gigabytes_hold_128k_tokens_and_more_memory_never_less() -> None:
+    budgets = [fit_cap(SHAPE_27B, "streamed", quarters * GIB // 4) for quarters in range(9, 40)]
+    longest = [min(LONG_TOKENS, budget.longest_tokens or 0) for budget in budgets if budget is not None]
+    assert longest == sorted(longest)
+    at_cap = fit_cap(SHAPE_27B, "streamed", int(2.5 * GIB))
+    assert at_cap is not None
+    assert at_cap.longest_tokens is not None
+    assert at_cap.longest_tokens >= LONG_TOKENS
+    assert at_cap.device_tokens is not None
+    assert at_cap.pass_tokens <= at_cap.device_tokens < at_cap.longest_tokens
+
+
+def test_every_budget_stays_within_its_cap_down_to_the_long_prompt() -> None:
+    for tenths in range(20, 100):
+        cap = tenths * GIB // 10
+        budget = fit_cap(SHAPE_27B, "streamed", cap)
+        if budget is None:
+            continue
+        room = cap - CONTEXT_BYTES - RESERVE_BYTES
+        head = 2 * 2048 * 5120 * 2 + (1 << 21) * 40
+        assert budget.bytes <= room
+        assert budget.longest_tokens is not None
+        assert budget.long_chunk_tokens is not None
+        if budget.longest_tokens > (budget.device_tokens or 0):
+            chunk = budget.long_chunk_tokens * (SHAPE_27B.chunk_bytes_per_token + 3 * 10_240)
+            held = budget.longest_tokens * (SHAPE_27B.kv_bytes_per_token + 512)
+            assert budget.ring_bytes + head + chunk + held <= room
+
+
+def test_the_ring_grows_with_the_memory() -> None:
+    rings = [
+        budget.ring
+        for tenths in range(20, 80)
+        if (budget := fit_cap(SHAPE_27B, "streamed", tenths * GIB // 10)) is not None
+    ]
+    assert rings[0] == ONE_LAYER
+    assert rings == sorted(rings, key=[ONE_LAYER, TWO_MLPS, WHOLE_LAYERS].index)
+    whole = replace(SHAPE_27B, mlp_bytes=())
+    assert whole.ring_shapes == (WHOLE_LAYERS,)
+    assert whole.ring_bytes(WHOLE_LAYERS) == 2 * LINEAR_LAYER
+
+
+def test_a_context_that_turns_out_larger_makes_the_pass_smaller_or_is_refused() -> None:
+    request = ModeRequest(gpu_memory=int(2.5 * GIB), weights="streamed")
+    decision = decide(SHAPE_27B, request, memory(2.6))
+    assert settle(SHAPE_27B, request, decision, context=CONTEXT_BYTES) == decision.budget
+    smaller = settle(SHAPE_27B, request, decision, context=CONTEXT_BYTES + GIB // 3)
+    assert smaller.ring == decision.budget.ring
+    assert smaller.bytes <= 2.5 * GIB - CONTEXT_BYTES - GIB // 3 - RESERVE_BYTES
+    with pytest.raises(UnavailableError, match=r"--gpu-memory 2\.50 GiB"):
+        settle(SHAPE_27B, request, decision, context=2 * GIB)
+    unbounded = ModeDecision("streamed", decision.budget, "")
+    assert settle(SHAPE_27B, ModeRequest(), unbounded, context=2 * GIB) is decision.budget
+
+
+def test_context_that_is_still_to_come_is_not_free() -> None:
+    facts = replace(memory(4), context_to_come=GIB)
+    budget = decide(SHAPE_27B, ModeRequest(weights="streamed"), facts).budget
+    assert budget.bytes <= 3 * GIB - RESERVE_BYTES
+    assert default_duty(replace(memory(48 - 0.5), context_to_come=CONTEXT_BYTES - GIB // 2)) == 1.0
 
 
 def test_without_a_gpu_only_host_modes_exist() -> None:
@@ -104,4 +176,6 @@ def test_sizes_are_those_of_the_tensors_that_would_be_loaded(checkpoint: Checkpo
     cut = model_sizes(folder, folder.text_config, itemsize=2, deepest_layer=3, with_head=False)
     assert len(cut.layer_bytes) == 4
     assert cut.head_bytes == 0
-    assert replace(sizes, layer_bytes=sizes.layer_bytes[:4], head_bytes=0, has_head=False) == cut
+    expected = replace(sizes, layer_bytes=sizes.layer_bytes[:4], mlp_bytes=sizes.mlp_bytes[:4])
+    assert replace(expected, head_bytes=0, has_head=False) == cut
+    assert sizes.mlp_bytes == ((3 * 64 * 128 + 64) * 2,) * 8

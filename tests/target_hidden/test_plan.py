@@ -27,6 +27,7 @@ SHAPE_27B = ModelSizes(
     kv_bytes_per_token=4096,
     mixer_width=16_384,
     itemsize=2,
+    mlp_bytes=(535_000_000,) * 64,
 )
 
 

@@ -26,6 +26,7 @@ from tauscope_target.capture import Capture
 from tauscope_target.duty import Duty
 from tauscope_target.jobs import HiddenJob
 from tauscope_target.layer_runs import LayerRuns, LayerWeights, Pass
+from tauscope_target.memory import Budget
 from tauscope_target.residual import HostResidual, PinnedMemory
 from tauscope_wire.layers import EMBEDDING
 
@@ -119,6 +120,12 @@ class DecoderRunner:
             self._pass = None
             if active.host is not None:
                 active.host.close()
+
+    def adopt(self, budget: Budget) -> None:
+        """Run later passes in the sizes of a budget."""
+        self.chunk_tokens = budget.chunk_tokens
+        self.device_tokens = budget.device_tokens
+        self.long_chunk_tokens = budget.long_chunk_tokens
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embedding output [batch, seq, hidden] of ids [batch, seq]; a fresh tensor."""

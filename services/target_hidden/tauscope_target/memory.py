@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 Mode = Literal["resident", "streamed", "cpu"]
 
-CONTEXT_BYTES = 640 << 20
-"""What a CUDA process takes before its first tensor: context, cuBLAS, kernels of torch and Triton (measured where NVML
-tells; this is the assumption where it does not)."""
+CONTEXT_BYTES = 866 << 20
+"""What a CUDA process takes beside its tensors once it has run: context, cuBLAS, kernels of torch and Triton (measured
+on one H200: 0.845 GiB). Where the driver tells more after the warm-up, that counts."""
+BARE_CONTEXT_BYTES = 512 << 20
+"""The part of it that is taken before anything has run, where the driver does not tell."""
 RESERVE_BYTES = 128 << 20
 """Left free below the cap: allocator slack and what a kernel takes for itself."""
 BLOCK_ELEMENTS: Mapping[Mode, int] = {"resident": 1 << 24, "cpu": 1 << 24, "streamed": 1 << 21}
@@ -24,6 +26,9 @@ MIN_CHUNK_TOKENS = 256
 """Below this a layer's matrix products are far from full speed."""
 SLACK = 1.1
 """Activations are estimated from shapes; measured peaks lie within a tenth of it."""
+TABLE_BYTES = 512
+"""Position ids and rotary tables per token of a pass: cosines and sines of 120 dimensions in BF16. (They are computed
+in float32, but before keys and values are taken.)"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class ModelSizes:
         kv_bytes_per_token: keys and values of one full-attention layer.
         mixer_width: elements per token of the widest token mixer's projections.
         itemsize: bytes of an activation.
+        mlp_bytes: of each layer's bytes, those of its MLP and the norm before it; empty where layers have no halves.
     """
 
     hidden: int
@@ -68,6 +74,7 @@ class ModelSizes:
     kv_bytes_per_token: int
     mixer_width: int
     itemsize: int
+    mlp_bytes: tuple[int, ...] = ()
 
     @property
     def weights_bytes(self) -> int:
@@ -75,22 +82,41 @@ class ModelSizes:
         return sum(self.layer_bytes) + self.embedding_bytes + self.head_bytes
 
     @property
-    def slot_bytes(self) -> int:
-        """Two device slots of the largest layer."""
-        return 2 * max(self.layer_bytes, default=0)
+    def ring_shapes(self) -> tuple[RingShape, ...]:
+        """How weights may be held on the device when streamed, smallest first."""
+        return (ONE_LAYER, TWO_MLPS, WHOLE_LAYERS) if self.mlp_bytes else (WHOLE_LAYERS,)
+
+    def ring_bytes(self, shape: RingShape) -> int:
+        """Device memory of streamed weights."""
+        if not self.mlp_bytes:
+            return WHOLE_LAYERS.mlps * max(self.layer_bytes, default=0)
+        mixers = [layer - mlp for layer, mlp in zip(self.layer_bytes, self.mlp_bytes, strict=True)]
+        return shape.mixers * max(mixers) + shape.mlps * max(self.mlp_bytes)
 
     @property
     def chunk_bytes_per_token(self) -> int:
-        """Activations inside a layer, per token of a chunk: three MLP rows, norms in float32, mixer projections."""
-        elements = 3 * self.intermediate + 6 * self.hidden + 3 * self.mixer_width
+        """Activations inside a layer, per token of a chunk: those of its mixer (projections and what its kernel makes
+        of them) or of its MLP (three rows), whichever are more, beside rows of the residual stream and float32 norms.
+        """
+        elements = max(4 * self.mixer_width, 3 * self.intermediate) + 6 * self.hidden
         return int(SLACK * elements * self.itemsize)
 
     @property
-    def pass_bytes_per_token(self) -> int:
-        """What stays for the whole pass, per token: the residual stream, its embedding input, rows on their way to the
-        host, and one layer's K and V twice (a chunk's are appended by a copy).
+    def residual_bytes_per_token(self) -> int:
+        """One row of the residual stream."""
+        return self.hidden * self.itemsize
+
+    @property
+    def long_bytes_per_token(self) -> int:
+        """What stays on the device for the whole pass, per token, with the residual stream in host memory: tables, and
+        keys and values of the layer under way.
         """
-        return 3 * self.hidden * self.itemsize + 2 * self.kv_bytes_per_token
+        return self.kv_bytes_per_token + TABLE_BYTES
+
+    @property
+    def pass_bytes_per_token(self) -> int:
+        """The same with the residual stream on the device."""
+        return self.residual_bytes_per_token + self.long_bytes_per_token
 
 
 def mixer_width(config: Mapping[str, Any]) -> int:
@@ -124,14 +150,23 @@ class Budget:
     Attributes:
         pass_tokens: most tokens of a pass, padding included.
         chunk_tokens: most tokens a layer computes at once.
-        longest_tokens: longest prompt that fits alone, or None where memory does not bound it.
-        bytes: device memory of weights, slots and activations at that size.
+        longest_tokens: longest prompt that fits alone, its residual stream in host memory; None where memory does not
+            bound it.
+        bytes: device memory of weights and activations at the size of a pass.
+        device_tokens: largest pass whose residual stream stays on the device; None: every one.
+        long_chunk_tokens: as `chunk_tokens`, in passes with the residual stream in host memory; None: the same.
+        ring: how much of streamed weights the device holds.
+        ring_bytes: memory of that, 0 when nothing is streamed.
     """
 
     pass_tokens: int
     chunk_tokens: int
     longest_tokens: int | None
     bytes: int
+    device_tokens: int | None = None
+    long_chunk_tokens: int | None = None
+    ring: RingShape = WHOLE_LAYERS
+    ring_bytes: int = 0
 
 
 def head_work_bytes(sizes: ModelSizes, mode: Mode) -> int:
@@ -142,41 +177,9 @@ def head_work_bytes(sizes: ModelSizes, mode: Mode) -> int:
     return buffers + BLOCK_ELEMENTS[mode] * BYTES_PER_LOGIT
 
 
-def device_floor(sizes: ModelSizes, mode: Mode) -> int:
-    """Device memory that a mode needs whatever the pass: weights or slots, and what logits take."""
-    held = sizes.weights_bytes if mode == "resident" else sizes.slot_bytes
-    return held + head_work_bytes(sizes, mode)
-
-
-def fit(
-    sizes: ModelSizes,
-    mode: Mode,
-    available_bytes: int,
-    *,
-    pass_tokens: int | None,
-    chunk_tokens: int | None,
-    most_tokens: int = 16_384,
-) -> Budget | None:
-    """The largest pass that fits into `available_bytes` of allocations, or None.
-
-    The chunk takes at most half of what is left above the floor, so that a pass holds several chunks.
-
-    Args:
-        sizes: of the model.
-        mode: where weights lie.
-        available_bytes: for tensors; context and reserve are not part of it.
-        pass_tokens: asked for by name, or None for as many as fit, up to `most_tokens`.
-        chunk_tokens: asked for by name, or None.
-        most_tokens: largest pass that is chosen without being asked for.
+def device_floor(sizes: ModelSizes, mode: Mode, ring: RingShape | None = None) -> int:
+    """Device memory that a mode needs whatever the pass: weights, or those that are held at once (with the smallest
+    ring, if none is named), and what logits take.
     """
-    floor = device_floor(sizes, mode)
-    left = available_bytes - floor
-    wanted = pass_tokens or most_tokens
-    chunk = chunk_tokens or min(wanted, max(MIN_CHUNK_TOKENS, (left // 2) // sizes.chunk_bytes_per_token))
-    longest = (left - chunk * sizes.chunk_bytes_per_token) // sizes.pass_bytes_per_token
-    tokens = min(wanted, longest)
-    if tokens < (pass_tokens or MIN_CHUNK_TOKENS):
-        return None
-    chunk = min(chunk, tokens)
-    used = floor + chunk * sizes.chunk_bytes_per_token + tokens * sizes.pass_bytes_per_token
-    return Budget(tokens, chunk, longest, used)
+    held = sizes.weights_bytes if mode == "resident" else sizes.ring_bytes(ring or sizes.ring_shapes[0])
+    return held + head_work_bytes(sizes, mode)

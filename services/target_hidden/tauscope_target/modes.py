@@ -11,18 +11,19 @@ from tauscope_target.anatomy import Anatomy
 from tauscope_target.arithmetic import available_memory
 from tauscope_target.duty import SHARED_DUTY, Duty
 from tauscope_target.engine import EngineParts
+from tauscope_target.fitting import fit
 from tauscope_target.forward import DecoderRunner
 from tauscope_target.layer_runs import ResidentWeights
 from tauscope_target.loading import Allocate, LoadingPlan
 from tauscope_target.logits import ResidentHead
 from tauscope_target.memory import (
+    BARE_CONTEXT_BYTES,
     CONTEXT_BYTES,
     RESERVE_BYTES,
     Budget,
     Mode,
     ModelSizes,
     device_floor,
-    fit,
 )
 from tauscope_target.ring import StreamedWeights
 from tauscope_target.streaming import StreamedHead, StreamPlacement, host_embedding
@@ -44,14 +45,16 @@ class MemoryFacts:
     Attributes:
         gpu_free: bytes free on the device, or None without one.
         gpu_total: bytes of the device.
-        context: bytes this process took on the device before its first tensor.
+        context: bytes that this process takes on the device beside its tensors, once it has run.
         host_available: bytes that this machine can still give.
+        context_to_come: the part of `context` that is not taken yet, and so still counted as free.
     """
 
     gpu_free: int | None
     gpu_total: int
     context: int
     host_available: int | None
+    context_to_come: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,16 @@ def measure(device: torch.device) -> MemoryFacts:
         return MemoryFacts(None, 0, 0, available_memory())
     torch.empty(1, device=device)
     free, total = torch.cuda.mem_get_info(device)
-    return MemoryFacts(free, total, CONTEXT_BYTES, available_memory())
+    taken = context_memory(device)
+    taken = BARE_CONTEXT_BYTES if taken is None else taken
+    context = max(CONTEXT_BYTES, taken)
+    return MemoryFacts(free, total, context, available_memory(), context - taken)
+
+
+def context_memory(device: torch.device) -> int | None:
+    """Device memory that this process has beside its tensors, or None where the driver does not tell."""
+    used = process_memory(device)
+    return None if used is None else max(used - torch.cuda.memory_reserved(device), 0)
 
 
 def process_memory(device: torch.device) -> int | None:
@@ -107,8 +119,9 @@ def decide(sizes: ModelSizes, request: ModeRequest, memory: MemoryFacts) -> Mode
         return _on_cpu(request)
     if request.weights == "cpu":
         raise RequestError("--weights cpu: give --device cpu as well")
-    cap = memory.gpu_free + memory.context if request.gpu_memory is None else request.gpu_memory
-    available = min(cap - memory.context - RESERVE_BYTES, memory.gpu_free - RESERVE_BYTES)
+    available = memory.gpu_free - memory.context_to_come - RESERVE_BYTES
+    if request.gpu_memory is not None:
+        available = min(available, request.gpu_memory - memory.context - RESERVE_BYTES)
     refused = []
     for mode in _candidates(request.weights):
         budget = fit(
@@ -126,6 +139,8 @@ def decide(sizes: ModelSizes, request: ModeRequest, memory: MemoryFacts) -> Mode
             refused.append(f"streamed needs {_gib(sizes.weights_bytes)} of host memory, {free} are available")
         else:
             reason = f"{mode}: {_gib(budget.bytes)} of {_gib(available)} on the device"
+            if mode == "streamed":
+                reason += f", {_gib(budget.ring_bytes)} of them weights under way"
             return ModeDecision(mode, budget, "; ".join([reason, *refused]))
     raise UnavailableError(
         f"no mode fits: {'; '.join(refused)}. Free device memory, raise --gpu-memory, or load less (--deepest-layer)",
@@ -141,17 +156,42 @@ def apply_cap(request: ModeRequest, memory: MemoryFacts, device: torch.device) -
     """
     if memory.gpu_free is None or request.gpu_memory is None:
         return
-    used = process_memory(device)
-    context = memory.context if used is None else max(used - torch.cuda.memory_reserved(device), 0)
-    allowed = max(0, request.gpu_memory - context)
+    context = context_memory(device)
+    allowed = max(0, request.gpu_memory - max(memory.context, context or 0))
     torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / memory.gpu_total), device)
+
+
+def settle(sizes: ModelSizes, request: ModeRequest, decision: ModeDecision, *, context: int) -> Budget:
+    """The budget of a decision when the process turns out to take `context` bytes beside its tensors.
+
+    Raises:
+        UnavailableError: the cap leaves no room for a pass.
+    """
+    if request.gpu_memory is None or decision.mode == "cpu":
+        return decision.budget
+    available = request.gpu_memory - context - RESERVE_BYTES
+    budget = fit(
+        sizes,
+        decision.mode,
+        available,
+        pass_tokens=request.pass_tokens,
+        chunk_tokens=request.chunk_tokens,
+        ring=decision.budget.ring,
+    )
+    if budget is None:
+        raise UnavailableError(
+            f"--gpu-memory {_gib(request.gpu_memory)}: {_gib(context)} are taken by the CUDA context and libraries, "
+            f"which leaves too little for a pass; give {_gib(context + RESERVE_BYTES + decision.budget.bytes)}",
+            ErrorCode.OUT_OF_MEMORY,
+        )
+    return budget
 
 
 def default_duty(memory: MemoryFacts) -> float:
     """All of the time on a card of our own, a small share on one that is in use."""
     if memory.gpu_free is None:
         return 1.0
-    used_by_others = memory.gpu_total - memory.gpu_free - memory.context
+    used_by_others = memory.gpu_total - memory.gpu_free - (memory.context - memory.context_to_come)
     return SHARED_DUTY if used_by_others > SHARED_ABOVE * memory.gpu_total else 1.0
 
 
@@ -169,8 +209,15 @@ def build(
     if decision.mode == "streamed":
         return _streamed(load, decision, plan=plan, duty=duty)
     anatomy = load(plan)
-    chunk = decision.budget.chunk_tokens
-    runner = DecoderRunner(anatomy, weights=ResidentWeights(), device=plan.device, chunk_tokens=chunk, duty=duty)
+    runner = DecoderRunner(
+        anatomy,
+        weights=ResidentWeights(),
+        device=plan.device,
+        chunk_tokens=decision.budget.chunk_tokens,
+        device_tokens=decision.budget.device_tokens,
+        long_chunk_tokens=decision.budget.long_chunk_tokens,
+        duty=duty,
+    )
     head = ResidentHead(anatomy.head) if anatomy.head is not None else None
     return EngineParts(runner, head, plan.device)
 
@@ -193,9 +240,11 @@ def _streamed(
         placement.arena.register()
     runner = DecoderRunner(
         anatomy,
-        weights=StreamedWeights(anatomy, placement, device=plan.device),
+        weights=StreamedWeights(anatomy, placement, device=plan.device, shape=decision.budget.ring),
         device=plan.device,
         chunk_tokens=decision.budget.chunk_tokens,
+        device_tokens=decision.budget.device_tokens,
+        long_chunk_tokens=decision.budget.long_chunk_tokens,
         duty=duty,
         embed=host_embedding(anatomy, plan.device),
     )

@@ -5,7 +5,8 @@ Pure arithmetic over a configuration and tensor headers; times are estimates fro
 
 from dataclasses import dataclass
 
-from tauscope_target.memory import CONTEXT_BYTES, RESERVE_BYTES, Mode, ModelSizes, device_floor, fit
+from tauscope_target.fitting import fit_cap, overlapped
+from tauscope_target.memory import CONTEXT_BYTES, RESERVE_BYTES, Mode, ModelSizes, device_floor
 
 MATRIX_SHARE = 0.65
 """Share of the matrix rate that a pass reaches: the rest is norms, copies and short kernels (measured on one H200)."""
@@ -49,9 +50,11 @@ class ModePlan:
         host_bytes: weights in host memory, buffers apart.
         pinned_bytes: of it, pinned.
         pass_tokens: largest pass.
-        longest_tokens: longest prompt, or None where memory does not bound it.
+        longest_tokens: longest prompt, its residual stream in host memory; None where memory does not bound it.
         s_per_1k_tokens: seconds for 1000 tokens in full passes.
         s_per_small_pass: seconds for a pass of one short prompt.
+        chunk_tokens: tokens that a layer computes at once in a full pass; 0 where that is not planned.
+        weights_on_gpu_bytes: weights that are on the device at once.
     """
 
     mode: Mode
@@ -64,6 +67,8 @@ class ModePlan:
     longest_tokens: int | None
     s_per_1k_tokens: float | None
     s_per_small_pass: float | None
+    chunk_tokens: int = 0
+    weights_on_gpu_bytes: int = 0
 
 
 def answer_bytes_per_token(sizes: ModelSizes, num_planes: int, itemsize: int = 2) -> int:
@@ -95,8 +100,7 @@ def _on_gpu(mode: Mode, sizes: ModelSizes, limits: Limits, rates: Rates, *, ran_
     least = device_floor(sizes, mode) + CONTEXT_BYTES + RESERVE_BYTES
     if limits.gpu_bytes is None:
         return _refused(mode, "there is no GPU", least, host, pinned)
-    available = limits.gpu_bytes - CONTEXT_BYTES - RESERVE_BYTES
-    budget = fit(sizes, mode, available, pass_tokens=None, chunk_tokens=None)
+    budget = fit_cap(sizes, mode, limits.gpu_bytes)
     if budget is None:
         return _refused(
             mode,
@@ -110,8 +114,8 @@ def _on_gpu(mode: Mode, sizes: ModelSizes, limits: Limits, rates: Rates, *, ran_
         return _refused(mode, why, least, host, pinned)
     compute_s = 2 * ran_bytes / sizes.itemsize / (rates.gpu_flop_s * MATRIX_SHARE)
     floor_s = ran_bytes / rates.bus_bytes_s if mode == "streamed" else 0.0
-    pass_s = max(budget.pass_tokens * compute_s, floor_s)
-    bound = "the bus" if pass_s == floor_s else "matrix products"
+    pass_s = overlapped(budget.ring, sizes, copy=floor_s, compute=budget.pass_tokens * compute_s)
+    bound = "matrix products" if budget.pass_tokens * compute_s > floor_s else "the bus"
     return ModePlan(
         mode=mode,
         fits=True,
@@ -122,7 +126,9 @@ def _on_gpu(mode: Mode, sizes: ModelSizes, limits: Limits, rates: Rates, *, ran_
         pass_tokens=budget.pass_tokens,
         longest_tokens=budget.longest_tokens,
         s_per_1k_tokens=pass_s / budget.pass_tokens * 1000,
-        s_per_small_pass=max(500 * compute_s, floor_s),
+        s_per_small_pass=overlapped(budget.ring, sizes, copy=floor_s, compute=500 * compute_s),
+        chunk_tokens=budget.chunk_tokens,
+        weights_on_gpu_bytes=budget.ring_bytes or sizes.weights_bytes,
     )
 
 

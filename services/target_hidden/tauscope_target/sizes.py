@@ -1,4 +1,4 @@
-"""Sizes of a checkpoint's parts from its headers and configuration; reads no weights."""
+"""Sizes of a model's parts from names and shapes of its tensors and its configuration; reads no weights."""
 
 import re
 from collections import defaultdict
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tauscope_target.checkpoint import CheckpointFolder
+from tauscope_target.layer_parts import mlp_parts
 from tauscope_target.memory import ModelSizes, kv_bytes_per_token, mixer_width
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)")
 _SKIPPED = re.compile(r"^(model\.)?(visual|vision_tower|mtp)\.|^mtp_")
 _EMBEDDING = re.compile(r"(embed_tokens|wte|word_embeddings|embed_in)\.weight$")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
@@ -39,34 +40,73 @@ def model_sizes(
         deepest_layer: last layer to load, or None.
         with_head: whether the head is loaded.
     """
-    layers: dict[int, int] = defaultdict(int)
+    num_layers = int(config.get("num_hidden_layers", 0) or 0)
+    even = folder.nbytes // itemsize // num_layers if num_layers else 0
+    return sizes_of_shapes(
+        {name: entry.shape for name, entry in folder.entries.items()},
+        config,
+        itemsize=itemsize,
+        deepest_layer=deepest_layer,
+        with_head=with_head,
+        unnamed_layer=even,
+    )
+
+
+def sizes_of_shapes(
+    shapes: Mapping[str, tuple[int, ...]],
+    config: Mapping[str, Any],
+    *,
+    itemsize: int,
+    deepest_layer: int | None = None,
+    with_head: bool = True,
+    unnamed_layer: int = 0,
+) -> ModelSizes:
+    """Sizes of a model whose tensors have these names and shapes.
+
+    Args:
+        shapes: of a checkpoint's tensors, or of a model's parameters.
+        config: the text model's configuration as a map.
+        itemsize: bytes of a weight and an activation as computed with.
+        deepest_layer: last layer to load, or None.
+        with_head: whether the head is loaded.
+        unnamed_layer: elements of a layer when no tensor has a layer's name.
+    """
+    layers: dict[int, dict[str, int]] = defaultdict(dict)
     embedding = head = 0
-    for name, entry in folder.entries.items():
-        count = count_elements(entry.shape)
+    for name, shape in shapes.items():
+        count = count_elements(shape)
         if _SKIPPED.search(name):
             continue
         match = _LAYER.search(name)
         if match:
-            layers[int(match[1])] += count
+            layers[int(match[1])][match[2]] = count
         elif _EMBEDDING.search(name):
             embedding = count
         elif _HEAD.search(name):
             head = count
     num_layers = int(config.get("num_hidden_layers", 0) or 0)
     if not layers and num_layers:
-        layers = defaultdict(int, dict.fromkeys(range(num_layers), folder.nbytes // itemsize // num_layers))
+        layers = defaultdict(dict, {index: {"": unnamed_layer} for index in range(num_layers)})
     top = num_layers - 1 if deepest_layer is None else deepest_layer
+    loaded = [layers[index] for index in sorted(layers) if index <= top]
+    parts = [mlp_parts(layer) for layer in loaded]
+    mlps = [
+        sum(count for name, count in layer.items() if found.owns(name)) * itemsize
+        for layer, found in zip(loaded, parts, strict=True)
+        if found is not None
+    ]
     hidden = int(config["hidden_size"])
     return ModelSizes(
         hidden=hidden,
         intermediate=int(config.get("intermediate_size") or 4 * hidden),
         num_layers=num_layers,
         vocab=int(config["vocab_size"]),
-        layer_bytes=tuple(layers[index] * itemsize for index in sorted(layers) if index <= top),
+        layer_bytes=tuple(sum(layer.values()) * itemsize for layer in loaded),
         embedding_bytes=embedding * itemsize,
         head_bytes=head * itemsize if with_head and not config.get("tie_word_embeddings") else 0,
         has_head=with_head,
         kv_bytes_per_token=kv_bytes_per_token(config, itemsize),
         mixer_width=mixer_width(config),
         itemsize=itemsize,
+        mlp_bytes=tuple(mlps) if len(mlps) == len(loaded) else (),
     )

@@ -12,6 +12,7 @@ import torch
 from tauscope_target.anatomy import Anatomy
 from tauscope_target.duty import Duty
 from tauscope_target.engine import EngineParts
+from tauscope_target.fitting import MOST_TOKENS
 from tauscope_target.forward import DecoderRunner
 from tauscope_target.layer_runs import ResidentWeights
 from tauscope_target.loading import Allocate, LoadingPlan
@@ -19,8 +20,6 @@ from tauscope_target.logits import ResidentHead
 from tauscope_target.memory import MIN_CHUNK_TOKENS, RESERVE_BYTES, Budget, ModelSizes, head_work_bytes
 from tauscope_target.modes import MemoryFacts, ModeDecision, ModeRequest
 from tauscope_wire.errors import ErrorCode, RequestError, UnavailableError
-
-MOST_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def decide_spread(
         room[-1] -= sizes.head_bytes + head_work_bytes(sizes, "resident")
         layers = assign_layers(sizes.layer_bytes, room)
         if layers is not None:
-            budget = Budget(tokens, chunk, tokens, sizes.weights_bytes + len(devices) * work)
+            budget = Budget(tokens, chunk, tokens, sizes.weights_bytes + len(devices) * work, device_tokens=tokens)
             decision = ModeDecision("resident", budget, f"resident on {len(devices)} devices")
             return decision, Spread(tuple(devices), layers)
         if request.pass_tokens is not None:

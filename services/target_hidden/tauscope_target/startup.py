@@ -18,7 +18,18 @@ from tauscope_target.fused import apply_options
 from tauscope_target.jobs import HiddenJob, TargetFacts
 from tauscope_target.kernels import KernelWatch, Observation, observing, pin_configurations, ran_configurations
 from tauscope_target.loading import LoadingPlan, Progress, load
-from tauscope_target.modes import ModeDecision, ModeRequest, apply_cap, build, decide, default_duty, measure
+from tauscope_target.memory import Budget
+from tauscope_target.modes import (
+    ModeDecision,
+    ModeRequest,
+    apply_cap,
+    build,
+    context_memory,
+    decide,
+    default_duty,
+    measure,
+    settle,
+)
 from tauscope_target.numerics import fingerprint, refuse_reference_kernels
 from tauscope_target.selftests import SelfTestPlan, jobs_for, noise_floor, run_self_tests, states_of
 from tauscope_target.sizes import model_sizes
@@ -29,6 +40,8 @@ from tauscope_wire.errors import ErrorCode, InternalError
 from tauscope_wire.messages import ModelInfo, SelfTest
 
 MAX_TESTED_LAYERS = 8
+LONG_PASSES_PROVED = 2
+"""A prompt from host memory is tried at start-up if the shortest one is at most this many passes: a few seconds."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,16 @@ def start_engine(
         say(f"weights {decision.reason}; passes of {decision.budget.pass_tokens} tokens")
         apply_cap(settings.mode, memory, device)
         parts = build(read, decision, plan=plan, duty=duty)
-    engine = prove(parts, folder=folder, settings=settings, decision=decision, dtype=dtype, say=say)
+
+    def settled() -> Budget:
+        context = context_memory(device) if device.type == "cuda" else None
+        if context is None or context <= memory.context or len(settings.devices) > 1:
+            return decision.budget
+        budget = settle(sizes, settings.mode, decision, context=context)
+        say(f"the CUDA context takes {context / 1e9:.2f} GB: passes of {budget.pass_tokens} tokens")
+        return budget
+
+    engine = prove(parts, folder=folder, settings=settings, decision=decision, dtype=dtype, say=say, settled=settled)
     if device.type == "cuda":
         apply_cap(settings.mode, memory, device)
         _fill_a_pass(engine)
@@ -134,8 +156,9 @@ def prove(
     decision: ModeDecision,
     dtype: torch.dtype,
     say: Callable[[str], None],
+    settled: Callable[[], Budget],
 ) -> TorchEngine:
-    """Warm up under observation, fingerprint, self-test."""
+    """Warm up under observation, fingerprint, self-test; `settled` gives the budget once libraries are in memory."""
     engine = TorchEngine(parts)
     anatomy = parts.anatomy
     num_layers = len(anatomy.layers)
@@ -154,6 +177,8 @@ def prove(
     say("warming up and observing kernels")
     with observing(observation):
         _warm_up(engine, tests)
+    budget = settled()
+    parts.runner.adopt(budget)
     numerics = fingerprint(
         revision=folder.revision(),
         config=anatomy.config,
@@ -186,8 +211,8 @@ def prove(
         layer_types=anatomy.layer_types,
         numerics=numerics,
         mode=decision.mode,
-        pass_tokens=decision.budget.pass_tokens,
-        longest_tokens=decision.budget.longest_tokens,
+        pass_tokens=budget.pass_tokens,
+        longest_tokens=budget.longest_tokens if parts.runner.takes_long_prompts else budget.device_tokens,
         mode_cannot=_mode_cannot(parts, num_layers),
         deepest_layer=num_layers - 1,
         dtypes=dtypes,
@@ -210,7 +235,12 @@ def _fill_a_pass(engine: TorchEngine) -> None:
     """Run the largest pass once: memory that will not suffice is found now, and its kernels are compiled."""
     facts = engine.facts
     random = np.random.default_rng(0)
-    for length in (facts.pass_tokens, facts.pass_tokens // 8):  # one long prompt, and a full batch of shorter ones
+    runner = engine.parts.runner
+    longest, on_device = facts.longest_tokens or 0, runner.device_tokens or 0
+    lengths = [facts.pass_tokens, facts.pass_tokens // 8]  # one long prompt, and a full batch of shorter ones
+    if on_device < longest and on_device <= LONG_PASSES_PROVED * facts.pass_tokens:
+        lengths.append(min(longest, on_device + 2 * (runner.long_chunk_tokens or 1)))  # from host memory
+    for length in lengths:
         ids = random.integers(0, facts.model.vocab_size, max(1, length), dtype=np.int32)
         job = HiddenJob(ids, (facts.deepest_layer,), False, len(ids) - 1, len(ids))
         for outcome in engine.execute([job] * max(1, facts.pass_tokens // len(ids))):

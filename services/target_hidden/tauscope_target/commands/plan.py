@@ -90,9 +90,10 @@ def _line(plan: "ModePlan") -> str:
     if not plan.fits:
         return f"no: {plan.why}"
     longest = "" if plan.longest_tokens is None else f", prompts up to {plan.longest_tokens}"
+    chunks = f" in chunks of {plan.chunk_tokens}" if 0 < plan.chunk_tokens < plan.pass_tokens else ""
     return (
         f"yes: GPU {_size(plan.gpu_bytes)}, host {_size(plan.host_bytes)} ({_size(plan.pinned_bytes)} pinned), passes "
-        f"of {plan.pass_tokens} tokens{longest}; about {plan.s_per_1k_tokens:.2f} s per 1k tokens, "
+        f"of {plan.pass_tokens} tokens{chunks}{longest}; about {plan.s_per_1k_tokens:.2f} s per 1k tokens, "
         f"{plan.s_per_small_pass:.2f} s for a short prompt alone; {plan.why}"
     )
 

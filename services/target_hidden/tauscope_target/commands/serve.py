@@ -1,11 +1,13 @@
 """`tauscope-target`: load a model, prove it, serve it."""
 
 from contextlib import closing
+from os import environ
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from tauscope_target.allocator import prefer_expandable_segments
 from tauscope_target.commands.extras import require_extra
 from tauscope_target.commands.loading_lines import LoadingLines
 from tauscope_target.commands.sizes import parse_bytes
@@ -99,6 +101,7 @@ def serve_command(
         return
     if model is None:
         raise RequestError("nothing to serve: give --model DIR, a checkpoint folder")
+    prefer_expandable_segments(environ)
     require_extra()
     from tauscope_serving.keys import Keyring
     from tauscope_serving.logs import set_up_logs
