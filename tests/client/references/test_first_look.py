@@ -12,7 +12,7 @@ from tauscope_client.references.engine_http import EngineHttp
 from tauscope_client.references.openai import OpenAISource
 from tauscope_client.references.retries import Retries
 from tauscope_client.references.sglang import SglangSource
-from tauscope_wire.errors import MismatchError, QuotaError, UnreachableError
+from tauscope_wire.errors import MismatchError, QuotaError, UnavailableError, UnreachableError
 from tauscope_wire.messages import Message
 
 MESSAGES = (Message(role="user", content="write something"),)
@@ -161,3 +161,48 @@ def test_template_options_go_alone_to_a_server_that_refuses_the_others(http_to):
     assert (source.facts()["dialect"], source.facts()["revision"]) == ("chat+template", "main")
     assert seen[-1]["chat_template_kwargs"] == {"enable_thinking": False}
     assert completion.drift == ""
+
+
+def test_a_500_that_stays_is_a_refusal_of_the_form_and_not_the_end(http_to, waits):
+    """Met on a real llama-cpp-python, which answers 500 to ids: the next dialect is tried."""
+    app = openai_app(TableModel(stop_share=0.0), Talk(), takes_ids=False, takes_options=False)
+
+    @app.middleware("http")
+    async def break_on_ids(request: Request, call_next) -> Response:
+        if request.url.path == "/v1/completions":
+            return JSONResponse({"error": {"message": "[{'type': 'string_type', 'input': 5}]"}}, status_code=500)
+        return await call_next(request)
+
+    turn = Turn(id="p", prompt_ids=[1, 2], messages=MESSAGES, max_new_tokens=4, stop_token_ids=[STOP_ID])
+    with running(app) as url:
+        source = OpenAISource(http_to(url, attempts=2), TableBridge())
+        source.complete(turn)
+    assert source.facts()["dialect"] == "chat"
+    assert len(waits) == 2  # one for each form with ids
+
+
+def test_another_failure_of_the_server_while_the_dialect_is_sought_ends_the_search(http_to):
+    talk = Talk()
+    talk.faults.extend([503] * 4)
+    turn = Turn(id="p", prompt_ids=[1, 2], messages=MESSAGES, max_new_tokens=4, stop_token_ids=[STOP_ID])
+    with running(openai_app(TableModel(), talk)) as url, pytest.raises(UnavailableError, match="503"):
+        OpenAISource(http_to(url, attempts=2), TableBridge()).complete(turn)
+
+
+def test_llama_cpp_python_is_known_by_its_description_and_told_not_to_penalise_repetitions(http_to):
+    """`owned_by: me`, no `/version`; its penalty is 1.1 unless it is told otherwise, and it refuses a top_k of -1."""
+    talk = Talk()
+    app = openai_app(TableModel(), talk, owned_by="me", takes_ids=False)
+    app.title, app.version = "🦙 llama.cpp Python API", "0.3.36"
+    turn = Turn(id="p", prompt_ids=[1, 2], messages=MESSAGES, max_new_tokens=4, stop_token_ids=[STOP_ID])
+    with running(app) as url:
+        source = OpenAISource(http_to(url), TableBridge())
+        source.complete(turn)
+    facts = source.facts()
+    assert (facts["kind"], facts["version"], facts["dialect"]) == ("llama-cpp-python", "0.3.36", "chat+options")
+    assert all("prompt" not in body for body in talk.bodies)
+    assert {name: talk.bodies[-1][name] for name in ("top_k", "min_p", "repeat_penalty")} == {
+        "top_k": 0,
+        "min_p": 0.0,
+        "repeat_penalty": 1.0,
+    }
