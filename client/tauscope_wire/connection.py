@@ -119,22 +119,40 @@ class Connection:
         with exchange as (response, where):
             return _parse(response, where, answer)
 
-    def post_json(self, path: str, request: BaseModel, answer: type[M], *, timeout_s: float | None = None) -> M:
+    def post_json(
+        self,
+        path: str,
+        request: BaseModel,
+        answer: type[M],
+        *,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> M:
         """`POST` a request whose answer is JSON; errors as `get_json`."""
-        with self._exchange("POST", path, request=request, timeout_s=timeout_s) as (response, where):
+        exchange = self._exchange("POST", path, request=request, timeout_s=timeout_s, headers=headers)
+        with exchange as (response, where):
             return _parse(response, where, answer)
 
     def post_tensors(
-        self, path: str, request: BaseModel, read: Callable[[Source], T], *, timeout_s: float | None = None
+        self,
+        path: str,
+        request: BaseModel,
+        read: Callable[[Source], T],
+        *,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> T:
         """`POST` a request whose answer is a tensor body, read by `read` (`read_hidden`, `read_draft`, or a partial).
+
+        `headers` are hints to what stands between; no service needs them.
 
         Raises:
             WireError: a body that breaks SPEC.md, also one that was cut.
             UnreachableError: no service, or not ours.
             TauscopeError: what the service answered.
         """
-        with self._exchange("POST", path, request=request, timeout_s=timeout_s) as (response, where):
+        exchange = self._exchange("POST", path, request=request, timeout_s=timeout_s, headers=headers)
+        with exchange as (response, where):
             return _read(response, where, read)
 
     def get_tensors(
@@ -176,6 +194,7 @@ class Connection:
         params: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         request_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Iterator[tuple[httpx.Response, str]]:
         """An open answer with status 2xx."""
         where = f"{method} {self.base_url}{path}"
@@ -183,13 +202,13 @@ class Connection:
         span: AbstractContextManager[Mapping[str, str]] = (
             nullcontext({}) if self.tracing is None else self.tracing.asking(method, path)
         )
-        headers = {"X-Request-Id": request_id or self._new_request_id()}
+        sent = {**(headers or {}), "X-Request-Id": request_id or self._new_request_id()}
         if body is not None:
-            headers |= {"Content-Type": body.content_type, "Content-Length": str(body.nbytes)}
+            sent |= {"Content-Type": body.content_type, "Content-Length": str(body.nbytes)}
         timeout = self._timeouts(request, timeout_s)
         with span as context:
             message = self._client.build_request(
-                method, path, params=params, headers={**headers, **context}, timeout=timeout, content=body
+                method, path, params=params, headers={**sent, **context}, timeout=timeout, content=body
             )
             try:
                 response = self._client.send(message, stream=True)

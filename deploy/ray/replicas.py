@@ -2,7 +2,8 @@
 
 A composition root, like the command lines: it joins HTTP and compute of each service inside of a replica. Target
 replicas share a folder of stored states (`store_dir`, on a file system that all of them see): any of them serves any
-handle, and one that is lost takes none with it. Quotas of keys are counted by each replica for itself.
+handle, and one that is lost takes none with it. Quotas of keys hold over all replicas of an application. Requests go
+where the fewest tokens are in work; drafters are loaded where they are asked for.
 
     serve run replicas:target model=/models/target store_dir=/shared/states
     serve deploy serve.yaml
@@ -12,12 +13,30 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import ray
+import router
+import routing
+import shared_quotas
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict
-from ray import serve
+from pydantic import BaseModel, ConfigDict, Field
+from ray import cloudpickle, serve
+from ray.serve.config import RequestRouterConfig
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 GIB = 1 << 30
+NAMESPACE = "tauscope"
+REPORT_S = 1.0
+"""How often replicas say what waits and what is loaded."""
+
+# Ray's own processes run the router, and need not have this folder on their path.
+for module in (routing, router, shared_quotas):
+    cloudpickle.register_pickle_by_value(module)
+
+ROUTING = RequestRouterConfig(
+    request_router_class=router.TokenRouter,
+    request_routing_stats_period_s=REPORT_S,
+    request_routing_stats_timeout_s=10 * REPORT_S,
+)
 
 
 class TargetArguments(BaseModel):
@@ -34,6 +53,7 @@ class TargetArguments(BaseModel):
     gpu_memory_bytes: int | None = None
     deepest_layer: int | None = None
     allow_reference_kernels: bool = False
+    limits: dict[str, int | float | None] = {}
     keys: Path | None = None
 
 
@@ -45,6 +65,7 @@ class DrafterArguments(BaseModel):
     target_url: str
     target_model: Path
     drafters: list[str]
+    max_loaded: int = Field(default=4, ge=1)
     device: str = "auto"
     dtype: str = "auto"
     keys: Path | None = None
@@ -69,9 +90,16 @@ class PlainBodies:
 
 
 class Replica:
-    """Ray asks its health; a replica that is not ready is replaced."""
+    """Ray asks its health and its load; a replica that is not ready is replaced."""
 
     app: FastAPI
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What the router is told."""
+        report: dict[str, Any] = {"tokens": self.app.state.waiting_tokens()}
+        if hasattr(self.app.state, "catalogue"):
+            report |= self.app.state.catalogue.report()
+        return report
 
     def check_health(self) -> None:
         """Raise when the service says that it cannot work."""
@@ -80,11 +108,35 @@ class Replica:
             raise RuntimeError("; ".join(reasons))
 
 
+def shared_access(keys: Path | None) -> Any:
+    """Keys, and quotas that all replicas of the application share; runs inside of a replica."""
+    from tauscope_serving.keys import Keyring
+    from tauscope_serving.service import Access
+
+    context = serve.get_replica_context()
+    keeper = (
+        ray.remote(shared_quotas.QuotaKeeper)
+        .options(
+            name=f"quotas-{context.app_name}",
+            namespace=NAMESPACE,
+            lifetime="detached",  # it outlives the replica that happens to make it
+            get_if_exists=True,
+            max_restarts=-1,
+            num_cpus=0,
+        )
+        .remote()
+    )
+
+    async def ask(method: str, *args: Any) -> Any:
+        return await getattr(keeper, method).remote(*args)
+
+    quotas = shared_quotas.SharedQuotas(ask, replica=context.replica_id.unique_id)
+    return Access(keyring=Keyring(keys), quotas=quotas)
+
+
 def build_target(given: TargetArguments) -> FastAPI:
     """Load the model and give the application; runs inside of a replica."""
-    from tauscope_serving.keys import Keyring
     from tauscope_serving.logs import set_up_logs
-    from tauscope_serving.service import Access
     from tauscope_serving.settings import ServingSettings
     from tauscope_target.app import create_app
     from tauscope_target.gpu_meter import gpu_meter
@@ -104,7 +156,7 @@ def build_target(given: TargetArguments) -> FastAPI:
         )
     )
     settings = TargetSettings(
-        serving=ServingSettings(limits=DEFAULT_LIMITS, keys_file=given.keys),
+        serving=ServingSettings(limits=DEFAULT_LIMITS.model_copy(update=given.limits), keys_file=given.keys),
         store_bytes=given.store_memory_bytes,
         ttl_s=given.ttl_s,
         spill_dir=given.store_dir,
@@ -114,7 +166,7 @@ def build_target(given: TargetArguments) -> FastAPI:
         engine,
         load_tokens(given.model),
         settings,
-        access=Access(keyring=Keyring(given.keys)),
+        access=shared_access(given.keys),
         gpu_memory=gpu_meter(engine.devices, cap_bytes=given.gpu_memory_bytes),
     )
     app.add_middleware(PlainBodies)
@@ -123,6 +175,8 @@ def build_target(given: TargetArguments) -> FastAPI:
 
 def build_drafter(given: DrafterArguments) -> FastAPI:
     """Load the drafters and give the application; runs inside of a replica."""
+    from catalogue import Catalogue
+
     from tauscope_drafter.app import DrafterService, create_app
     from tauscope_drafter.checkpoint.options import parse_drafter
     from tauscope_drafter.commands.devices import choose_device, choose_dtype
@@ -130,18 +184,18 @@ def build_drafter(given: DrafterArguments) -> FastAPI:
     from tauscope_drafter.gpu_meter import gpu_meter
     from tauscope_drafter.loading import open_place
     from tauscope_drafter.states import StatesSource
-    from tauscope_serving.keys import Keyring
     from tauscope_serving.logs import set_up_logs
-    from tauscope_serving.service import Access
     from tauscope_wire.connection import Connection
     from tauscope_wire.messages import Limits
 
     set_up_logs("info")
     where = choose_device(given.device)
-    engine = Engine(open_place(where, choose_dtype(given.dtype, where), given.target_model))
-    for text in given.drafters:
-        name, path, options = parse_drafter(text)
-        engine.load(name, Path(path), options, roots=None)
+    parsed = [parse_drafter(text) for text in given.drafters]
+    catalogue = Catalogue(
+        Engine(open_place(where, choose_dtype(given.dtype, where), given.target_model)),
+        {name: (Path(path), options) for name, path, options in parsed},
+        max_loaded=given.max_loaded,
+    )
     limits = Limits(
         max_body_bytes=2 * GIB,
         max_tokens=262_144,
@@ -153,27 +207,28 @@ def build_drafter(given: DrafterArguments) -> FastAPI:
     )
     app = create_app(
         DrafterService(
-            engine=engine,
+            engine=catalogue,
             states=StatesSource(Connection(given.target_url, key=given.target_key)),
             limits=limits,
             version=version("tauscope"),
             roots=(),  # every replica must have the same drafters: they are named at the start
-            access=Access(keyring=Keyring(given.keys)),
+            access=shared_access(given.keys),
             gpu_memory=gpu_meter(where, cap_bytes=None),
         )
     )
+    app.state.catalogue = catalogue
     app.add_middleware(PlainBodies)
     return app
 
 
-def target(args: dict[str, Any], *, num_replicas: int = 1) -> serve.Application:
-    """The application `replicas:target`; fields of `TargetArguments`. A configuration file decides about replicas."""
+def target(args: dict[str, Any]) -> serve.Application:
+    """The application `replicas:target`; fields of `TargetArguments`. The configuration decides about replicas."""
     given = TargetArguments.model_validate(args)
 
     def build() -> FastAPI:
         return build_target(given)
 
-    @serve.deployment(name="target", num_replicas=num_replicas, max_ongoing_requests=256)
+    @serve.deployment(name="target", max_ongoing_requests=256, request_router_config=ROUTING)
     @serve.ingress(build)
     class Target(Replica):
         pass
@@ -181,14 +236,14 @@ def target(args: dict[str, Any], *, num_replicas: int = 1) -> serve.Application:
     return Target.bind()  # type: ignore[attr-defined, no-any-return]
 
 
-def drafter(args: dict[str, Any], *, num_replicas: int = 1) -> serve.Application:
-    """The application `replicas:drafter`; fields of `DrafterArguments`. A configuration file decides about replicas."""
+def drafter(args: dict[str, Any]) -> serve.Application:
+    """The application `replicas:drafter`; fields of `DrafterArguments`. The configuration decides about replicas."""
     given = DrafterArguments.model_validate(args)
 
     def build() -> FastAPI:
         return build_drafter(given)
 
-    @serve.deployment(name="drafter", num_replicas=num_replicas, max_ongoing_requests=64)
+    @serve.deployment(name="drafter", max_ongoing_requests=64, request_router_config=ROUTING)
     @serve.ingress(build)
     class Drafter(Replica):
         pass

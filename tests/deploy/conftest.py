@@ -1,5 +1,6 @@
 """Both services with tiny models, as applications that a test serves."""
 
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from tauscope_target.engine import TorchEngine
 from tauscope_target.settings import TargetSettings
 from tauscope_target.startup import EngineSettings, start_engine
 from tauscope_target.tokens import load_tokens
+
+sys.path.append(str(Path(__file__).parents[2] / "deploy" / "ray"))  # its modules are found by name, as a replica does
 
 
 @pytest.fixture(scope="session")

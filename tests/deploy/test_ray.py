@@ -1,6 +1,5 @@
 """Two target replicas and a drafter under Ray Serve: the answers of one service, and no request lost with a replica."""
 
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,10 +29,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.filterwarnings("ignore")]  # ray's o
 
 
 def test_the_configuration_file_fits_ray_and_the_arguments_of_the_applications() -> None:
-    from ray.serve.schema import ServeDeploySchema
-
-    sys.path.insert(0, str(ROOT / "deploy" / "ray"))
     import replicas
+    from ray.serve.schema import ServeDeploySchema
 
     document = yaml.safe_load((ROOT / "deploy" / "ray" / "serve.yaml").read_text())
     deployed = ServeDeploySchema.model_validate(document)
@@ -56,36 +53,21 @@ class Cluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    from ray import serve
+    from kit import ray_cluster
 
-    sys.path.insert(0, str(ROOT / "deploy" / "ray"))
-    import replicas
-
-    store = tmp_path_factory.mktemp("states")
-    environment = {"env_vars": {"PYTHONPATH": str(ROOT / "deploy" / "ray"), "OMP_NUM_THREADS": "1"}}
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, runtime_env=environment)
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": PORT})
-        arguments: dict[str, Any] = {"device": "cpu", "allow_reference_kernels": True}
-        target = replicas.target(arguments | {"model": f"{MODELS}/target", "store_dir": str(store)}, num_replicas=2)
-        serve.run(target, name="target", route_prefix="/target")
-        address = f"http://127.0.0.1:{PORT}"
-        drafter = replicas.drafter(
-            {
-                "device": "cpu",
-                "target_url": f"{address}/target",
-                "target_model": f"{MODELS}/target",
-                "drafters": [f"a={MODELS}/drafter-a"],
-            }
-        )
-        serve.run(drafter, name="drafter", route_prefix="/drafter")
+    target = ray_cluster.target(tmp_path_factory.mktemp("states"))
+    drafter = ray_cluster.application(
+        "drafter",
+        target_url=f"http://127.0.0.1:{PORT}/target",
+        target_model=f"{MODELS}/target",
+        drafters=[f"a={MODELS}/drafter-a", f"b={MODELS}/drafter-b/checkpoint.pt", f"small={MODELS}/drafter-small"],
+        max_loaded=1,
+    )
+    with ray_cluster.serving(PORT, target, drafter) as address:
         engine = start_engine(EngineSettings(MODELS / "target", "cpu", allow_reference_kernels=True))
         settings = TargetSettings(serving=ServingSettings(limits=DEFAULT_LIMITS))
         with running(create_app(engine, load_tokens(MODELS / "target"), settings)) as single:
             yield Cluster(f"{address}/target", f"{address}/drafter", single)
-        serve.shutdown()
-    finally:
-        ray.shutdown()
 
 
 def post(url: str, body: dict[str, Any]) -> httpx.Response:
@@ -140,14 +122,56 @@ def test_any_replica_serves_any_handle(cluster: Cluster) -> None:
             assert httpx.get(f"{cluster.target}/hidden_states/{handle}", timeout=60).status_code == 200
 
 
+IDS = [5 + (7 * i) % 200 for i in range(40)]
+
+
+def draft(drafter_url: str, target_url: str, name: str, **headers: str) -> httpx.Response:
+    cards = httpx.get(f"{drafter_url}/drafters", timeout=60).json()["drafters"]
+    (taps,) = [card["taps"] for card in cards if card["name"] == name]
+    hidden = post(f"{target_url}/hidden_states", {"token_ids": IDS, "layers": taps, "return": "handle"}).json()
+    body = {"drafter": name, "hidden": {"handle": hidden["handle"]}, "token_ids": IDS, "response_start": 20, "top_k": 2}
+    return httpx.post(f"{drafter_url}/draft_block", json=body, headers=headers, timeout=300)
+
+
 def test_the_drafter_reads_handles_through_the_one_address(cluster: Cluster) -> None:
-    ids = [5 + (7 * i) % 200 for i in range(40)]
-    (taps,) = [card["taps"] for card in httpx.get(f"{cluster.drafter}/drafters", timeout=60).json()["drafters"]]
-    hidden = post(f"{cluster.target}/hidden_states", {"token_ids": ids, "layers": taps, "return": "handle"}).json()
-    body = {"drafter": "a", "hidden": {"handle": hidden["handle"]}, "token_ids": ids, "response_start": 20, "top_k": 2}
-    answer = post(f"{cluster.drafter}/draft_block", body)
+    answer = draft(cluster.drafter, cluster.target, "a")
     assert answer.status_code == 200, answer.text
-    assert len(msgpack.unpackb(answer.content)["anchors"]) == 4 * (len(ids) - 1 - 20)
+    assert len(msgpack.unpackb(answer.content)["anchors"]) == 4 * (len(IDS) - 1 - 20)
+
+
+def loads(cluster: Cluster) -> int:
+    """How often replicas have loaded a drafter, from what each of them says when it is asked directly."""
+    actors = [a for a in ray.util.list_named_actors(all_namespaces=True) if "drafter#" in a["name"]]
+    assert len(actors) == 2
+    return sum(
+        ray.get(ray.get_actor(a["name"], namespace=a["namespace"]).record_routing_stats.remote(), timeout=60)["loads"]
+        for a in actors
+    )
+
+
+def test_drafters_are_multiplexed_and_stay_where_they_are_loaded(cluster: Cluster) -> None:
+    """Three drafters, two replicas with a place for one each: drafts are right, and a named drafter is not reloaded."""
+    names = [card["name"] for card in httpx.get(f"{cluster.drafter}/drafters", timeout=60).json()["drafters"]]
+    assert names == ["a", "b", "small"]
+    first = {name: draft(cluster.drafter, cluster.target, name) for name in names}
+    for name, answer in first.items():
+        assert answer.status_code == 200, answer.text
+        assert msgpack.unpackb(answer.content)["drafter"]["name"] == name
+    for name in ("a", "b"):  # wherever they were: from now on one replica has "a" and the other "b"
+        draft(cluster.drafter, cluster.target, name, **{"X-Tauscope-Drafter": name})
+    before = loads(cluster)
+    for number in range(20):
+        name = ("a", "b")[number % 2]
+        answer = draft(cluster.drafter, cluster.target, name, **{"X-Tauscope-Drafter": name})
+        assert payload_of_draft(answer) == payload_of_draft(first[name])
+    assert loads(cluster) == before
+    print(f"20 drafts of two drafters in turn on two places: {loads(cluster) - before} loads")
+
+
+def payload_of_draft(answer: httpx.Response) -> list[Any]:
+    assert answer.status_code == 200, answer.text
+    body = msgpack.unpackb(answer.content)
+    return [body[name] for name in ("anchors", "token_ids", "top_ids")]
 
 
 def test_a_replica_that_dies_under_load_loses_no_request_and_no_handle(cluster: Cluster) -> None:

@@ -123,6 +123,7 @@ def create_app(service: DrafterService) -> FastAPI:
         lifespan=lifespan,
         tracing=service.tracing,
     )
+    app.state.waiting_tokens = lambda: loop.state().queued_cost  # for a router that shares the load out
     run = partial(run_draft, service.states, limits, loop)
     loading = asyncio.Lock()  # one checkpoint at a time: loading is bound by disk and memory
 

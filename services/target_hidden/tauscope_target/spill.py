@@ -161,6 +161,10 @@ class SpillDirectory:
             self._verified.add(handle)
         return entry
 
+    def holds(self, handle: str) -> bool:
+        """Whether the file is there; another process that shares the folder may have removed it."""
+        return self._file(handle).exists()
+
     def remove(self, handle: str) -> None:
         """Remove the file of a handle; a reader that mapped it finishes undisturbed."""
         with self._lock:

@@ -157,6 +157,9 @@ class HandleStore:
         with self._lock:
             self._expire()
             entry = self._entries.get(handle)
+            if entry is not None and self._backing is not None and not self._backing.holds(handle):
+                self._drop(handle)  # deleted, or evicted, by a process that shares the folder: gone is gone
+                entry = None
             if entry is not None:
                 entry.pins += 1  # before the lock is given up, so that it is not evicted meanwhile
         if entry is None and self._backing is not None:

@@ -23,6 +23,10 @@ class Backing(Protocol):
         """The entry, or None."""
         ...
 
+    def holds(self, handle: str) -> bool:
+        """Whether the entry is kept still; another process may have removed it."""
+        ...
+
     def remove(self, handle: str) -> None:
         """Forget the entry."""
         ...
