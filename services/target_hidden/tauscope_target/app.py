@@ -112,7 +112,7 @@ def create_app(
             reasons.append(problem)
         return reasons
 
-    version = metadata.version("tauscope")
+    version = _own_version()
     app = create_service(
         "tauscope target",
         version=version,
@@ -123,6 +123,7 @@ def create_app(
         lifespan=lifespan,
         tracing=tracing,
     )
+    app.state.waiting_tokens = lambda: loop.state().queued_cost  # for a router that shares the load out
     app.include_router(HiddenRoutes(parts).router())
     app.include_router(FileRoute(parts).router())
     app.include_router(TextRoutes(parts).router())
@@ -148,6 +149,14 @@ def create_app(
         )
 
     return app
+
+
+def _own_version() -> str:
+    """Version of the installed distribution; a checkout on the import path has none."""
+    try:
+        return metadata.version("tauscope")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _publish_store(metrics: ServiceMetrics, store: HandleStore) -> None:
