@@ -4,6 +4,9 @@ from typing import Any
 
 import torch
 
+SEGMENT_BYTES = 64 << 20
+"""Longer copies are cut, so that others on the same bus get their turn, such as chunks of a residual stream."""
+
 
 class CopyQueue:
     """Copies into numbered buffers on a stream of their own. Without a GPU the same calls copy at once.
@@ -27,8 +30,10 @@ class CopyQueue:
             target.copy_(source)
             return
         self._stream.wait_event(self._used[buffer])
+        step = max(1, SEGMENT_BYTES // target[0].nbytes)
         with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
+            for start in range(0, len(target), step):
+                target[start : start + step].copy_(source[start : start + step], non_blocking=True)
             self._copied[buffer].record(self._stream)
 
     def wait_until_copied(self, buffer: int) -> None:
