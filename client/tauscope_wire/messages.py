@@ -115,7 +115,12 @@ class Limits(Answer):
 
 
 class TargetInfo(Answer):
-    """`GET /info` of the target service."""
+    """`GET /info` of the target service.
+
+    Attributes:
+        passes: `pass_tokens`, the largest pass, and `longest_tokens`, the longest prompt that fits into memory (None:
+            memory does not bound it).
+    """
 
     service: Literal["target"] = "target"
     version: str
@@ -132,6 +137,7 @@ class TargetInfo(Answer):
     chat_template: bool
     store: dict[str, Any] = Field(default_factory=dict)
     noise_floor: dict[str, Any] | None = None
+    passes: dict[str, int | None] = Field(default_factory=dict)
 
 
 class DrafterCard(Answer):
