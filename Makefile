@@ -67,3 +67,4 @@ clean: ## Remove the environment and caches, not your runs
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 
 -include tests/engines/engines.mk
+-include tests/deploy/deploy.mk
