@@ -6,6 +6,7 @@ import pytest
 
 from kit.engine import Checkpoint
 from tauscope_target.checkpoint import open_checkpoint
+from tauscope_target.device_memory import MemoryFacts
 from tauscope_target.duty import SHARED_DUTY
 from tauscope_target.fitting import LONG_TOKENS, fit, fit_cap
 from tauscope_target.memory import (
@@ -16,7 +17,7 @@ from tauscope_target.memory import (
     WHOLE_LAYERS,
     ModelSizes,
 )
-from tauscope_target.modes import MemoryFacts, ModeDecision, ModeRequest, decide, default_duty, settle
+from tauscope_target.modes import ModeDecision, ModeRequest, decide, default_duty, settle
 from tauscope_target.sizes import model_sizes
 from tauscope_wire.errors import ErrorCode, RequestError, UnavailableError
 

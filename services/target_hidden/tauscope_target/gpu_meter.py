@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from tauscope_serving.gpu_memory import GpuMemory, GpuMeter, no_gpu
+from tauscope_target.device_memory import process_memory
 from tauscope_target.memory import CONTEXT_BYTES
-from tauscope_target.modes import process_memory
 
 
 def gpu_meter(devices: Sequence[torch.device], *, cap_bytes: int | None) -> GpuMeter:

@@ -6,9 +6,8 @@ from typing import Literal
 
 import torch
 
-from tauscope_serving.gpu_memory import process_bytes
 from tauscope_target.anatomy import Anatomy
-from tauscope_target.arithmetic import available_memory
+from tauscope_target.device_memory import MemoryFacts, context_memory
 from tauscope_target.duty import SHARED_DUTY, Duty
 from tauscope_target.engine import EngineParts
 from tauscope_target.fitting import fit
@@ -17,8 +16,6 @@ from tauscope_target.layer_runs import ResidentWeights
 from tauscope_target.loading import Allocate, LoadingPlan
 from tauscope_target.logits import ResidentHead
 from tauscope_target.memory import (
-    BARE_CONTEXT_BYTES,
-    CONTEXT_BYTES,
     RESERVE_BYTES,
     Budget,
     Mode,
@@ -36,25 +33,6 @@ SHARED_ABOVE = 0.1
 CPU_PASS_TOKENS = 8192
 CPU_CHUNK_TOKENS = 2048
 """Tokens a layer computes at once on a CPU: bounds activations; larger chunks gain nothing there."""
-
-
-@dataclass(frozen=True)
-class MemoryFacts:
-    """What is free now.
-
-    Attributes:
-        gpu_free: bytes free on the device, or None without one.
-        gpu_total: bytes of the device.
-        context: bytes that this process takes on the device beside its tensors, once it has run.
-        host_available: bytes that this machine can still give.
-        context_to_come: the part of `context` that is not taken yet, and so still counted as free.
-    """
-
-    gpu_free: int | None
-    gpu_total: int
-    context: int
-    host_available: int | None
-    context_to_come: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,29 +61,6 @@ class ModeDecision:
     mode: Mode
     budget: Budget
     reason: str
-
-
-def measure(device: torch.device) -> MemoryFacts:
-    """Look at the memory of the device and the machine; starts the CUDA context."""
-    if device.type != "cuda":
-        return MemoryFacts(None, 0, 0, available_memory())
-    torch.empty(1, device=device)
-    free, total = torch.cuda.mem_get_info(device)
-    taken = context_memory(device)
-    taken = BARE_CONTEXT_BYTES if taken is None else taken
-    context = max(CONTEXT_BYTES, taken)
-    return MemoryFacts(free, total, context, available_memory(), context - taken)
-
-
-def context_memory(device: torch.device) -> int | None:
-    """Device memory that this process has beside its tensors, or None where the driver does not tell."""
-    used = process_memory(device)
-    return None if used is None else max(used - torch.cuda.memory_reserved(device), 0)
-
-
-def process_memory(device: torch.device) -> int | None:
-    """Device memory of this process as the driver reports it; None where it does not (other process ids inside)."""
-    return process_bytes(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def decide(sizes: ModelSizes, request: ModeRequest, memory: MemoryFacts) -> ModeDecision:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tauscope_target.anatomy import Anatomy
+from tauscope_target.device_memory import MemoryFacts
 from tauscope_target.duty import Duty
 from tauscope_target.engine import EngineParts
 from tauscope_target.fitting import MOST_TOKENS
@@ -18,7 +19,7 @@ from tauscope_target.layer_runs import ResidentWeights
 from tauscope_target.loading import Allocate, LoadingPlan
 from tauscope_target.logits import ResidentHead
 from tauscope_target.memory import MIN_CHUNK_TOKENS, RESERVE_BYTES, Budget, ModelSizes, head_work_bytes
-from tauscope_target.modes import MemoryFacts, ModeDecision, ModeRequest
+from tauscope_target.modes import ModeDecision, ModeRequest
 from tauscope_wire.errors import ErrorCode, RequestError, UnavailableError
 
 

@@ -1,47 +1,36 @@
 """Start-up of the compute side: load, warm up under observation, take the fingerprint, prove it, refuse or be ready."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from tauscope_target import arithmetic, guard
 from tauscope_target.anatomy import Anatomy
 from tauscope_target.checkpoint import CheckpointFolder, open_checkpoint
+from tauscope_target.device_memory import context_memory, measure
 from tauscope_target.duty import Duty
 from tauscope_target.engine import EngineParts, TorchEngine
 from tauscope_target.exact import apply_exact, load_kernels
 from tauscope_target.fused import apply_options
-from tauscope_target.jobs import HiddenJob, TargetFacts
+from tauscope_target.jobs import TargetFacts
 from tauscope_target.kernels import KernelWatch, Observation, observing, pin_configurations, ran_configurations
 from tauscope_target.loading import LoadingPlan, Progress, load
 from tauscope_target.memory import Budget
-from tauscope_target.modes import (
-    ModeDecision,
-    ModeRequest,
-    apply_cap,
-    build,
-    context_memory,
-    decide,
-    default_duty,
-    measure,
-    settle,
-)
+from tauscope_target.modes import ModeDecision, ModeRequest, apply_cap, build, decide, default_duty, settle
 from tauscope_target.numerics import fingerprint, refuse_reference_kernels
 from tauscope_target.selftests import SelfTestPlan, jobs_for, noise_floor, run_self_tests, states_of
 from tauscope_target.sizes import model_sizes
 from tauscope_target.skeleton import checkpoint_dtype, read_config
 from tauscope_target.spread import build_spread, decide_spread
+from tauscope_target.warm_up import fill_a_pass, warm_up
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.errors import ErrorCode, InternalError
 from tauscope_wire.messages import ModelInfo, SelfTest
 
 MAX_TESTED_LAYERS = 8
-LONG_PASSES_PROVED = 2
-"""A prompt from host memory is tried at start-up if the shortest one is at most this many passes: a few seconds."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +133,7 @@ def start_engine(
     engine = prove(parts, folder=folder, settings=settings, decision=decision, dtype=dtype, say=say, settled=settled)
     if device.type == "cuda":
         apply_cap(settings.mode, memory, device)
-        _fill_a_pass(engine)
+        fill_a_pass(engine)
     return engine
 
 
@@ -176,7 +165,7 @@ def prove(
     observation = Observation()
     say("warming up and observing kernels")
     with observing(observation):
-        _warm_up(engine, tests)
+        warm_up(engine, tests)
     budget = settled()
     parts.runner.adopt(budget)
     numerics = fingerprint(
@@ -223,29 +212,6 @@ def prove(
         noise_floor=noise_floor(engine, tests, plain=plain),
     )
     return TorchEngine(parts, facts=facts, watch=watch)
-
-
-def _warm_up(engine: TorchEngine, tests: SelfTestPlan) -> None:
-    for outcome in engine.execute([replace(job, layers=(job.layers[-1],)) for job in jobs_for(engine, tests)]):
-        if isinstance(outcome, BaseException):
-            raise outcome
-
-
-def _fill_a_pass(engine: TorchEngine) -> None:
-    """Run the largest pass once: memory that will not suffice is found now, and its kernels are compiled."""
-    facts = engine.facts
-    random = np.random.default_rng(0)
-    runner = engine.parts.runner
-    longest, on_device = facts.longest_tokens or 0, runner.device_tokens or 0
-    lengths = [facts.pass_tokens, facts.pass_tokens // 8]  # one long prompt, and a full batch of shorter ones
-    if on_device < longest and on_device <= LONG_PASSES_PROVED * facts.pass_tokens:
-        lengths.append(min(longest, on_device + 2 * (runner.long_chunk_tokens or 1)))  # from host memory
-    for length in lengths:
-        ids = random.integers(0, facts.model.vocab_size, max(1, length), dtype=np.int32)
-        job = HiddenJob(ids, (facts.deepest_layer,), False, len(ids) - 1, len(ids))
-        for outcome in engine.execute([job] * max(1, facts.pass_tokens // len(ids))):
-            if isinstance(outcome, BaseException):
-                raise outcome
 
 
 def _refuse_wrong_rows(results: list[SelfTest]) -> None:
