@@ -61,7 +61,19 @@ class Waits:
 
 
 class AnyEngine:
-    """Holds for a server that gives text only, too."""
+    """Holds for a server that gives text only, too.
+
+    Attributes:
+        REPEATS: whether greedy text is the same each time; if not, an answer only has to be a whole one.
+    """
+
+    REPEATS = True
+
+    def check_same(self, completion, reference):
+        """It is the answer, where the engine has only one; a whole one in any case, not what was left of a cut one."""
+        assert completion.finish_reason in ("stop", "length") and completion.response_ids
+        assert completion.drift == reference.drift
+        assert not self.REPEATS or completion.response_ids == reference.response_ids
 
     def test_references_end_as_asked(self, references):
         for name, completion in references.items():
@@ -90,7 +102,7 @@ class AnyEngine:
             proxy.cut_next(2, keep_bytes=keep_bytes)
             completion = source.complete(turn)
             assert proxy.num_connections == before + 3
-        assert completion.response_ids == references["short-stop"].response_ids
+        self.check_same(completion, references["short-stop"])
 
     def test_a_limit_on_requests_is_waited_for_as_long_as_it_says(self, server, source_at, references, bridge):
         """429 with Retry-After, met while looking at the server first and while asking for completions."""
@@ -99,7 +111,7 @@ class AnyEngine:
         with gateway(port_of(server), limit=1, window_s=1.5) as door:
             source = source_at(server, url=door.url, retries=retries)
             completion = source.complete(turn_for(bridge, "short-stop"))
-        assert completion.response_ids == references["short-stop"].response_ids
+        self.check_same(completion, references["short-stop"])
         assert door.statuses[429] == len(waits.seconds) >= 1
         assert min(waits.seconds) >= 1.0  # whole seconds of the header, not the client's own twentieth of one
 
@@ -109,7 +121,7 @@ class AnyEngine:
         with pytest.raises(DeadlineError, match="no answer in time"):
             source_at(server, retries=QUICK, read_timeout_s=0.2).complete(turn_for(bridge, "fibonacci"))
         again = source_at(server).complete(turn_for(bridge, "short-stop"))
-        assert again.response_ids == references["short-stop"].response_ids
+        self.check_same(again, references["short-stop"])
 
     def test_a_prompt_over_the_context_is_one_clear_refusal(self, server, source_at, bridge):
         with pytest.raises(RequestError, match="1024") as caught:
@@ -128,36 +140,37 @@ class AnyEngine:
         same = sum(found[name].response_ids == references[name].response_ids[:32] for name in references)
         numbers = {"at_once": len(references), "same_text": same, "statuses": dict(door.statuses)}
         report(f"{server.engine.name}-concurrency", numbers)
-        assert same >= len(references) - 2
+        assert len(found) == len(references)
+        assert same >= len(references) - 2 or not self.REPEATS
 
-    def test_a_restart_in_the_middle_of_a_run_is_waited_for(self, request, source_at, references, bridge):
-        """Ended and started again on the same port, seen directly (refused) and through a gateway (502).
+    def test_a_restart_in_the_middle_of_a_run_is_waited_for(self, request, server, source_at, references, bridge):
+        """Seen through a gateway (an answer, then 502 until the next server is up), and directly (refused until then).
 
-        The server has a key where it can have one: without it nothing is asked twice.
+        The server that comes up has a key where it can have one: without it nothing is asked twice.
         """
         engine = ENGINES[request.module.ENGINE]
         key = SECRET if engine.key_option else None
         port = free_port()
         turn = turn_for(bridge, "short-stop")
-        with gateway(port) as door:
-            with serving(engine, port=port, key=key, label="first") as first:
-                if key is not None:
-                    with pytest.raises(AuthenticationError, match="--reference-key"):
-                        source_at(first, retries=QUICK).complete(turn)
-                direct = source_at(first, key=key, retries=PATIENT)
-                through = source_at(first, url=door.url, key=key, retries=PATIENT)
-                before = [source.complete(turn).response_ids for source in (direct, through)]
-            after = []
+        with gateway(port_of(server)) as door:
+            through = source_at(server, url=door.url, key=key, retries=PATIENT)
+            direct = source_at(server, url=f"http://127.0.0.1:{port}", key=key, retries=PATIENT)
+            found = [through.complete(turn)]
+            door.port = port
             waiting = [
-                Thread(target=lambda source=source: after.append(source.complete(turn))) for source in (direct, through)
+                Thread(target=lambda source=source: found.append(source.complete(turn))) for source in (through, direct)
             ]
             for thread in waiting:
                 thread.start()
-            with serving(engine, port=port, key=key, label="second"):
+            with serving(engine, port=port, key=key, label="restarted") as restarted:
                 for thread in waiting:
                     thread.join(timeout=600)
-        assert before == [references["short-stop"].response_ids] * 2
-        assert [completion.response_ids for completion in after] == before
+                if key is not None:
+                    with pytest.raises(AuthenticationError, match="--reference-key"):
+                        source_at(restarted, retries=QUICK).complete(turn)
+        assert len(found) == 3
+        for completion in found:
+            self.check_same(completion, references["short-stop"])
         assert door.statuses[502] >= 1
 
 
@@ -172,15 +185,16 @@ class IdsEngine(AnyEngine):
     def test_the_greedy_answers_repeat(self, references, source_at, server, bridge):
         """One at a time, with the prefix cache warm the second time."""
         source = source_at(server)
-        again = {name: source.complete(turn_for(bridge, name)).response_ids for name in list(references)[:3]}
-        assert again == {name: references[name].response_ids for name in again}
+        for name in list(references)[:3]:
+            again = source.complete(turn_for(bridge, name, max_new_tokens=48)).response_ids
+            assert again == references[name].response_ids[:48], name
 
     def test_the_engines_tokens_are_our_argmax_or_near_ties(self, references, server, target, bridge, report):
         """Agreement of its greedy tokens with the target service's own argmax, on every response position."""
         texts = {name: (bridge.prompt_ids(name), done.response_ids) for name, done in references.items()}
         found = explain(target, texts)
         report(f"{server.engine.name}-agreement", found.to_dict())
-        assert found.num_positions > 300
+        assert found.num_positions > 250
         # Two float32 implementations differ by rounding only; a token changes hands only where two logits nearly tie.
         assert found.agreement > 0.995
         assert all(margin < 0.01 for margin in found.margins_of_disagreements)

@@ -4,7 +4,7 @@ from typing import Final
 
 from tauscope_wire.messages import Message
 
-__all__ = ["FRESH", "PROMPTS", "messages"]
+__all__ = ["FRESH", "PROMPTS", "WALKED", "messages"]
 
 PROMPTS: Final[dict[str, str]] = {
     "fibonacci": "Write a Python function that returns the n-th Fibonacci number.",
@@ -21,6 +21,10 @@ PROMPTS: Final[dict[str, str]] = {
 
 FRESH: Final = ("temperature", "vowels")
 """Prompts that the small drafter of `engines.drafter` has not seen; it was trained on the answers to the others."""
+
+
+WALKED: Final = ("fibonacci", "short-stop", "reverse", "primes", "palindrome", "temperature")
+"""Prompts of the comparisons that walk: a round of another program's loop is slow on a CPU. Five seen, one fresh."""
 
 
 def messages(name: str, *, repeat: int = 1) -> tuple[Message, ...]:

@@ -66,6 +66,7 @@ def _stored(ask: Asker, case: Case) -> dict[str, Any]:
     turn = None
     if ask.turn is not None:
         turn = {**asdict(ask.turn), "messages": [message.model_dump() for message in ask.turn.messages or ()]}
+        del turn["sampling"]  # greedy, all of them
     return {
         "engine": engine,
         "case": _case_name(case),

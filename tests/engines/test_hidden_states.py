@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from engines.layout import ENGINES as ENGINE_FOLDER
 from engines.servers import ENGINES, serving
 from tauscope_wire.connection import Connection
-from tauscope_wire.messages import HiddenRequest
+from tauscope_wire.messages import HiddenReceipt, HiddenRequest
 from tauscope_wire.reader import read_hidden
 
 pytestmark = pytest.mark.engines
@@ -198,7 +198,7 @@ def _our_cost(connection, target, token_ids, fields):
         request = HiddenRequest(token_ids=asked, **fields)
         began = time.perf_counter()
         if request.return_ == "handle":
-            size = len(target.hidden_handle(request).model_dump_json())
+            size = len(connection.post_json("/hidden_states", request, HiddenReceipt).model_dump_json())
         else:
             counted = _Counted()
             connection.post_tensors("/hidden_states", request, counted.read)

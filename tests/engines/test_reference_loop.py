@@ -14,7 +14,7 @@ import pytest
 from engines.bridge import LocalBridge
 from engines.environments import ENVIRONMENTS, set_up
 from engines.layout import DEMO_MODELS, LOGS, PROGRAMS
-from engines.prompts import PROMPTS
+from engines.prompts import WALKED
 from engines.services import drafter_service, target_service
 from engines.walks import cut_rounds
 from tauscope_client.drafter import DrafterClient
@@ -26,6 +26,7 @@ from tauscope_wire.messages import DraftRequest, HiddenByHandle, HiddenRequest
 pytestmark = pytest.mark.engines
 
 LIMIT = 96
+NAMES = WALKED
 
 
 def reference_loop(folder, target, drafter, prompts, *, limit, stops):
@@ -51,8 +52,8 @@ def reference_loop(folder, target, drafter, prompts, *, limit, stops):
 
 @pytest.fixture
 def loop(smollm2, small_drafter, bridge, tmp_path):
-    """The package's loop on SmolLM2 (full attention) and the small drafter, all prompts."""
-    prompts = {name: bridge.prompt_ids(name) for name in PROMPTS}
+    """The package's loop on SmolLM2 (full attention) and the small drafter."""
+    prompts = {name: bridge.prompt_ids(name) for name in NAMES}
     return reference_loop(tmp_path, smollm2, small_drafter, prompts, limit=LIMIT, stops=[2])
 
 
@@ -82,7 +83,7 @@ def test_on_a_hybrid_target_the_released_loop_leaves_the_greedy_text(tmp_path, r
     """The bundled pair (Qwen3.5 architecture): why that loop cannot be the judge there, with numbers."""
     target, drafter = DEMO_MODELS / "target", DEMO_MODELS / "drafter-a"
     lines = [json.loads(line) for line in (DEMO_MODELS.parent / "prompts.jsonl").read_text().splitlines()]
-    prompts = _rendered(target, lines[:6])
+    prompts = _rendered(target, lines[:4])
     loop = reference_loop(tmp_path, target, drafter, prompts, limit=LIMIT, stops=[3])
     leaves_at = {
         name: next(

@@ -12,7 +12,7 @@ from tauscope_wire.messages import GenerateRequest
 pytestmark = pytest.mark.engines
 
 ENGINE = "sglang"
-NAMES = tuple(PROMPTS)[:6]
+NAMES = tuple(PROMPTS)[:5]
 
 
 class TestSGLang(IdsEngine):
@@ -45,7 +45,7 @@ class TestSGLang(IdsEngine):
         assert found.keys() == PROMPTS.keys()
 
     def test_our_own_greedy_decoding_gives_the_same_text(self, references, target, bridge):
-        for name in NAMES[:4]:
+        for name in NAMES[:2]:
             own = target.generate(GenerateRequest(token_ids=bridge.prompt_ids(name), max_new_tokens=96, deadline_s=600))
             assert own.token_ids == references[name].response_ids, name
 

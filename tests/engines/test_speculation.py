@@ -5,9 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from engines.groups import DFLASH
+from engines.prompts import WALKED
 from engines.servers import ENGINES, Server, serving
 
 pytestmark = pytest.mark.engines
+
+NAMES = WALKED
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from engines.prompts import PROMPTS
 pytestmark = pytest.mark.engines
 
 ENGINE = "vllm"
-NAMES = tuple(PROMPTS)[:6]
+NAMES = tuple(PROMPTS)[:5]
 
 
 class TestVLLM(IdsEngine):

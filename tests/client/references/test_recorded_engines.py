@@ -19,6 +19,7 @@ from tauscope_wire.errors import (
     RequestError,
     RetryableError,
     TauscopeError,
+    UnavailableError,
     UnreachableError,
 )
 from tauscope_wire.messages import Message
@@ -67,6 +68,32 @@ def test_a_server_that_gives_text_only_comes_to_the_same_ids(case):
     assert (facts["kind"], facts["dialect"], facts["returns_ids"]) == ("transformers", "chat", False)
     assert completion.drift == ""
     assert completion.response_ids == play("sglang", case)[1].response_ids
+
+
+def test_llama_cpp_python_is_asked_for_chat_in_its_own_words_and_gives_text():
+    """From 4-bit blocks, so its ids are its own; the same tokenizer puts its text together again."""
+    for case, reason in (("greedy-stop", "stop"), ("greedy-length", "length")):
+        facts, completion = play("llamacpp", case)
+        assert (facts["kind"], facts["version"]) == ("llama-cpp-python", "0.3.36")
+        assert (facts["dialect"], facts["returns_ids"]) == ("chat+options", False)
+        assert (completion.finish_reason, completion.drift, completion.tail_ids) == (reason, "", [])
+        assert (completion.response_ids[-1] == STOP_ID) is (reason == "stop")
+        sent = load("llamacpp", case).last.body
+        assert (sent["temperature"], sent["repeat_penalty"], sent["top_k"]) == (0.0, 1.0, 0)
+
+
+def test_template_options_that_a_server_ignores_are_noticed_by_its_count():
+    _, completion = play("llamacpp", "template-switch")
+    assert "prompt tokens" in completion.drift
+
+
+def test_a_form_that_llama_cpp_python_does_not_know_is_a_500_and_never_shows_the_request():
+    """Why its facts decide the dialect; and why what it says is cut where it repeats what it was sent."""
+    recording = load("llamacpp", "token-out-of-range")
+    http = EngineHttp("http://recorded.invalid", transport=RecordedTransport(recording), retries=Retries(attempts=1))
+    with pytest.raises(UnavailableError, match="500") as caught:
+        http.post("/v1/completions", recording.last.body)
+    assert "99999999" in str(recording.last.answer) and "99999999" not in caught.value.message
 
 
 @pytest.mark.parametrize(("more", "is_drifted"), [(0, False), (1, True), (-1, True)])
@@ -121,7 +148,7 @@ def test_facts_name_server_version_and_model():
     assert (vllm["model"], vllm["max_model_len"], vllm["dialect"]) == ("smollm2", 1024, "ids+options")
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "llamacpp"])
 def test_a_prompt_over_the_context_is_told_as_such(engine):
     asked = load(engine, "context-overflow").turn["prompt_ids"]
     with pytest.raises(RequestError, match=str(len(asked))) as caught:
@@ -135,11 +162,12 @@ def test_a_length_limit_over_the_context_is_refused_with_the_servers_words(engin
         play(engine, "limit-overflow")
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "llamacpp"])
 def test_a_missing_key_says_which_option_gives_it(engine):
     with pytest.raises(AuthenticationError, match="--reference-key"):
         play(engine, "key-missing")
-    assert play(engine, "key-given")[1].response_ids
+    if engine != "llamacpp":
+        assert play(engine, "key-given")[1].response_ids
 
 
 def test_a_second_key_for_administrators_does_not_hide_the_description_in_this_version():
