@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ import torch  # noqa: E402
 from tauscope_target.anatomy import Anatomy  # noqa: E402
 from tauscope_target.duty import SHARED_DUTY, Duty  # noqa: E402
 from tauscope_target.engine import EngineParts, TorchEngine  # noqa: E402
+from tauscope_target.exact import apply_exact, load_kernels  # noqa: E402
+from tauscope_target.fitting import fit_cap  # noqa: E402
+from tauscope_target.forward import LayerStep  # noqa: E402
 from tauscope_target.fused import FLA_CONVOLUTION, FUSED, apply_options  # noqa: E402
 from tauscope_target.jobs import HiddenJob, HiddenResult  # noqa: E402
 from tauscope_target.kernels import (  # noqa: E402
@@ -36,9 +39,11 @@ from tauscope_target.kernels import (  # noqa: E402
     pin_configurations,
     ran_configurations,
 )
+from tauscope_target.layer_parts import mlp_parts  # noqa: E402
 from tauscope_target.loading import LoadingPlan, assemble  # noqa: E402
-from tauscope_target.memory import Budget  # noqa: E402
+from tauscope_target.memory import Budget, ModelSizes, kv_bytes_per_token, mixer_width  # noqa: E402
 from tauscope_target.modes import ModeDecision, build  # noqa: E402
+from tauscope_target.ring import StreamedWeights  # noqa: E402
 from tauscope_target.selftests import SelfTestPlan, noise_floor, relative_difference, run_self_tests  # noqa: E402
 from tauscope_target.skeleton import build_skeleton  # noqa: E402
 
@@ -58,6 +63,7 @@ class Shape:
     chunk: int
     repeats: int
     neighbour_s: float
+    caps_gib: tuple[float, ...]
 
 
 LARGE = Shape(
@@ -84,6 +90,7 @@ LARGE = Shape(
     chunk=16_384,
     repeats=3,
     neighbour_s=8.0,
+    caps_gib=(4.0, 3.0, 2.5),
 )
 TINY = replace(
     LARGE,
@@ -109,6 +116,7 @@ TINY = replace(
     chunk=128,
     repeats=1,
     neighbour_s=0.3,
+    caps_gib=(0.4,),
 )
 
 
@@ -241,7 +249,15 @@ def measure_resident(
 ) -> None:
     parts = start(shape, "resident", device, with_head=True)
     engine = TorchEngine(parts)
+    whole = jobs(shape, shape.pass_tokens)
+    pin_configurations()
+    run(engine, jobs(shape, shape.sequence))
+    report["naive"] = timed(device, naive(parts, shape), max(1, shape.repeats - 1))  # transformers' own functions
+    report["extraction_by_transformers"] = timed(device, lambda: run(engine, whole), shape.repeats)
+    unreplaced = [digest(result.states) for result in run(engine, whole)]
     begun = time.perf_counter()
+    kernels = load_kernels(device, next(parts.anatomy.model.parameters()).dtype)
+    report["replaced_bit_for_bit"] = apply_exact(parts.anatomy, kernels, device=device)
     tuners = pin_configurations()
     observation = Observation()
     with observing(observation):
@@ -253,7 +269,7 @@ def measure_resident(
     plan = SelfTestPlan(layers=(-1, 0, *shape.taps, len(parts.anatomy.layers) - 1), dtype="bfloat16")
     report["self_tests"] = [test.model_dump() for test in run_self_tests(engine, plan)]
     report["noise_floor"] = noise_floor(engine, plan)
-    whole = jobs(shape, shape.pass_tokens)
+    report["equal_to_transformers"] = [digest(result.states) for result in run(engine, whole)] == unreplaced
     report["extraction"] = timed(device, lambda: run(engine, whole), shape.repeats)
     if "chunks" not in skipped:
         one = jobs(shape, shape.pass_tokens, sequence=shape.pass_tokens)
@@ -267,7 +283,6 @@ def measure_resident(
         sized = jobs(shape, tokens)
         report["table"][str(tokens)] = timed(device, lambda sized=sized: run(engine, sized), shape.repeats)
     report["matrices_only"] = timed(device, matrices_only(parts, shape), shape.repeats)
-    report["naive"] = timed(device, naive(parts, shape), max(1, shape.repeats - 1))
     report["speedup_over_naive"] = report["naive"]["best_s"] / report["extraction"]["best_s"]
     report["share_of_matrix_bound"] = report["matrices_only"]["best_s"] / report["extraction"]["best_s"]
     parts.runner.chunk_tokens = shape.chunk // 4
@@ -321,14 +336,16 @@ def measure_streamed(shape: Shape, device: torch.device, report: dict[str, Any],
     begun = time.perf_counter()
     parts = start(shape, "streamed", device, with_head=False)
     report["load_and_pin_s"] = time.perf_counter() - begun
+    kernels = load_kernels(device, next(parts.anatomy.model.parameters()).dtype)
+    apply_exact(parts.anatomy, kernels, device=device)
     engine = TorchEngine(parts)
     weights: Any = parts.runner._weights  # the benchmark looks inside
-    layers = weights._placement.layers[: shape.taps[-1] + 1]
-    report["streamed_bytes"] = sum(region.nbytes for region in layers)
-    report["slots_gib"] = weights.slot_bytes / GIB
+    num_layers = shape.taps[-1] + 1
+    report["streamed_bytes"] = weights.bytes_of(num_layers)
+    report["ring_gib"] = weights.slot_bytes / GIB
     pin_configurations()
     run(engine, jobs(shape, shape.sequence))
-    report["copy_only"] = timed(device, lambda: copies(weights, len(layers), device), shape.repeats)
+    report["copy_only"] = timed(device, lambda: copies(weights, num_layers, device), shape.repeats)
     floor = report["copy_only"]["best_s"]
     report["bus_gb_s"] = report["streamed_bytes"] / floor / 1e9
     parts.runner.chunk_tokens = shape.chunk // 4
@@ -337,21 +354,101 @@ def measure_streamed(shape: Shape, device: torch.device, report: dict[str, Any],
     ] == resident.get("check")
     report["table"] = {}
     for tokens in shape.sizes:
-        sized = jobs(shape, tokens)
         parts.runner.chunk_tokens = min(shape.chunk, tokens)
-        row = timed(device, lambda sized=sized: run(engine, sized), shape.repeats)
-        kept = resident.get("table", {}).get(str(tokens))
-        if kept:
-            row["ratio_to_bound"] = row["best_s"] / max(kept["best_s"], floor)
-        report["table"][str(tokens)] = row
-    if device.type == "cuda":
-        report["capped"] = capped(shape, engine)
-    parts.runner.chunk_tokens = shape.chunk // 8
-    report["long"] = {}
-    for tokens in shape.long_tokens:
-        wanted = jobs(shape, tokens, sequence=tokens, last=min(64, tokens))
-        report["long"][str(tokens)] = timed(device, lambda wanted=wanted: run(engine, wanted), 1, warm=False)
+        report["table"][str(tokens)] = against_bound(engine, shape, tokens, resident, floor)
     report["neighbour"] = neighbour(shape, engine, device)
+    parts.runner._duty = Duty(1.0, device=device)
+    report["capped"] = {}
+    context = 0
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        context = total - free - torch.cuda.memory_reserved()
+    report["context_gib"] = context / GIB
+    weights = None
+    for cap_gib in shape.caps_gib:
+        report["capped"][str(cap_gib)] = capped(
+            shape, engine, cap=int(cap_gib * GIB), context=context, resident=resident, floor=floor
+        )
+        print(f"cap {cap_gib}: {report['capped'][str(cap_gib)]}", flush=True)
+
+
+def against_bound(
+    engine: TorchEngine, shape: Shape, tokens: int, resident: Mapping[str, Any], floor: float
+) -> dict[str, float]:
+    """One size of pass, against the larger of the resident time and the time of the copies."""
+    sized = jobs(shape, tokens)
+    row = timed(engine.parts.device, lambda: run(engine, sized), shape.repeats)
+    kept = resident.get("table", {}).get(str(tokens))
+    if kept:
+        row["ratio_to_bound"] = row["best_s"] / max(kept["best_s"], floor)
+    return row
+
+
+def sizes_of(anatomy: Anatomy, shape: Shape) -> ModelSizes:
+    """What `model_sizes` reads from a checkpoint's headers."""
+    layers, mlps = [], []
+    for layer in anatomy.layers:
+        inner = layer.layer if isinstance(layer, LayerStep) else layer
+        named = dict(inner.named_parameters())
+        halves = mlp_parts(list(named))
+        layers.append(sum(p.numel() * p.itemsize for p in named.values()))
+        mlps.append(sum(p.numel() * p.itemsize for name, p in named.items() if halves and halves.owns(name)))
+    config = dict(shape.config)
+    itemsize = next(anatomy.model.parameters()).itemsize
+    return ModelSizes(
+        hidden=config["hidden_size"],
+        intermediate=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        vocab=config["vocab_size"],
+        layer_bytes=tuple(layers),
+        embedding_bytes=config["vocab_size"] * config["hidden_size"] * itemsize,
+        head_bytes=0,
+        has_head=False,
+        kv_bytes_per_token=kv_bytes_per_token(config, itemsize),
+        mixer_width=mixer_width(config),
+        itemsize=itemsize,
+        mlp_bytes=tuple(mlps) if all(mlps) else (),
+    )
+
+
+def capped(
+    shape: Shape, engine: TorchEngine, *, cap: int, context: int, resident: Mapping[str, Any], floor: float
+) -> dict[str, Any]:
+    """Passes as the service would choose them under a cap on the memory of the process, and one long prompt."""
+    runner: Any = engine.parts.runner
+    device = engine.parts.device
+    sizes = sizes_of(engine.parts.anatomy, shape)
+    budget = fit_cap(sizes, "streamed", cap, context_bytes=context)
+    if budget is None:
+        return {"refused": True}
+    found: dict[str, Any] = {"budget": asdict(budget)}
+    placement = runner._weights._placement
+    weights = StreamedWeights(engine.parts.anatomy, placement, device=device, shape=budget.ring)
+    runner._weights = runner._runs._weights = weights
+    runner.adopt(budget)
+    del weights
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        total = torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (cap - context) / total))
+    try:
+        sizes_in_table = [tokens for tokens in shape.sizes if tokens <= budget.pass_tokens]
+        for tokens in sizes_in_table[-2:]:
+            found[f"pass of {tokens}"] = against_bound(engine, shape, tokens, resident, floor)
+        longest = shape.long_tokens[-1] if shape.long_tokens[-1] <= (budget.longest_tokens or 0) else None
+        if longest is not None:
+            for tokens in shape.long_tokens if cap == int(shape.caps_gib[-1] * GIB) else (longest,):
+                wanted = jobs(shape, tokens, sequence=tokens, last=min(64, tokens))
+                found[f"prompt of {tokens}"] = timed(device, lambda wanted=wanted: run(engine, wanted), 1, warm=False)
+    except RuntimeError as error:
+        found["error"] = str(error)[:300]
+    finally:
+        if device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(1.0)
+    return found
 
 
 def copies(weights: Any, count: int, device: torch.device) -> None:
@@ -361,28 +458,6 @@ def copies(weights: Any, count: int, device: torch.device) -> None:
         weights.release(index)
     if device.type == "cuda":
         torch.cuda.synchronize()
-
-
-def capped(shape: Shape, engine: TorchEngine) -> dict[str, Any]:
-    """Passes under a cap on the memory of the process as the driver reports it, nobody else being on the card."""
-    found: dict[str, Any] = {}
-    gc.collect()
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    context = total - free - torch.cuda.memory_reserved()
-    found["context_gib"] = context / GIB
-    for cap_gib, tokens, chunk in ((4.0, 8192, 4096), (4.0, 8192, 2048), (3.0, 8192, 1024), (2.5, 4096, 512)):
-        torch.cuda.set_per_process_memory_fraction(max(0.0, (cap_gib * GIB - context) / total))
-        torch.cuda.empty_cache()
-        engine.parts.runner.chunk_tokens = chunk
-        wanted = jobs(shape, tokens)
-        try:
-            row = timed(engine.parts.device, lambda wanted=wanted: run(engine, wanted), shape.repeats)
-        except RuntimeError as error:
-            row = {"error": str(error)[:300]}  # type: ignore[dict-item]
-        found[f"{cap_gib} GiB, {tokens} tokens in chunks of {chunk}"] = row
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    return found
 
 
 def neighbour(shape: Shape, engine: TorchEngine, device: torch.device) -> dict[str, Any]:
