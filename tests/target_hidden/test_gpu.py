@@ -16,7 +16,7 @@ from tauscope_target.selftests import relative_difference, rows_are_their_own
 from tauscope_target.startup import EngineSettings, start_engine
 from tauscope_wire.errors import ErrorCode, TauscopeError
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # foreign packages warn as they like there
 
 FIELDS = {
     "hidden_size": 256,
@@ -35,8 +35,9 @@ FIELDS = {
         "mrope_interleaved": True,
     },
 }
-BFLOAT16_NOISE = 0.05
-"""Passes of other shapes take other matrix kernels; eight layers of BF16 amplify that to about a percent."""
+BFLOAT16_NOISE = 0.1
+"""Passes of other shapes round elsewhere: in BF16 on a CPU the worst of a thousand rows of this model is 3 % off after
+eight layers, and a row that is not the right one is off by its whole size."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,8 @@ def test_a_hybrid_runs_on_fla_kernels_and_says_so_with_pinned_configurations(res
     assert numerics.linear_attention == "fla"
     assert not numerics.reference_kernels
     assert numerics.compute_dtype == "bfloat16"
-    assert numerics.kernel_configs
+    # the kernels of every stage, also one whose short name several modules have
+    assert {"chunk_fwd_kernel_o", "recompute_w_u_fwd_kernel", "l2norm_fwd_kernel"} <= set(numerics.kernel_configs)
     assert {test.status for test in resident.facts.self_tests} == {"passed"}
 
 
@@ -71,13 +73,32 @@ def test_a_second_start_has_the_same_fingerprint_and_the_same_bits(folder: Path,
     np.testing.assert_array_equal(first.states.view(np.uint16), second.states.view(np.uint16))
 
 
-@pytest.mark.parametrize("tokens", [64, 1000, 3000])
+@pytest.mark.parametrize("tokens", [64, 1000, 2000])  # twice that is within a pass
 def test_streamed_equals_resident_bit_for_bit(folder: Path, resident: TorchEngine, tokens: int) -> None:
     streamed = start(folder, weights="streamed")
     jobs = [job(random_ids(tokens, seed=s), (-1, 2, 5, 7), final_norm=True, dtype="bfloat16") for s in (1, 2)]
     for _ in range(5):  # a race between copy and compute would not show every time
         for ours, theirs in zip(results(streamed, jobs), results(resident, jobs), strict=True):
             np.testing.assert_array_equal(ours.states.view(np.uint16), theirs.states.view(np.uint16))
+
+
+def test_a_prompt_longer_than_a_pass_takes_its_stream_through_host_memory_bit_for_bit(
+    folder: Path, resident: TorchEngine
+) -> None:
+    streamed = start(folder, weights="streamed")
+    wanted = [job(random_ids(9001), (-1, 2, 5, 7), final_norm=True, dtype="bfloat16")]
+    found = []
+    for engine, device_tokens in ((resident, 4096), (resident, None), (streamed, 4096)):
+        runner = engine.parts.runner
+        assert runner.takes_long_prompts
+        before = runner.device_tokens, runner.chunk_tokens, runner.long_chunk_tokens
+        try:
+            runner.device_tokens, runner.chunk_tokens, runner.long_chunk_tokens = device_tokens, 1024, 1024
+            found += [results(engine, wanted)[0].states.view(np.uint16) for _ in range(3)]
+        finally:
+            runner.device_tokens, runner.chunk_tokens, runner.long_chunk_tokens = before
+    for states in found[1:]:
+        np.testing.assert_array_equal(states, found[0])
 
 
 def test_a_streamed_head_gives_the_same_best_ids(folder: Path, resident: TorchEngine) -> None:
@@ -134,6 +155,7 @@ def test_the_cap_refuses_a_pass_and_the_service_lives(folder: Path) -> None:
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (24 << 20)) / total)
     try:
         engine.parts.runner.chunk_tokens = 30_000
+        engine.parts.runner.device_tokens = None  # nothing of it goes to host memory
         (refused,) = engine.execute([job(ids, (7,), dtype="bfloat16")])
         assert isinstance(refused, TauscopeError)
         assert refused.code is ErrorCode.OUT_OF_MEMORY
@@ -154,6 +176,21 @@ def test_a_generation_agrees_with_the_prefill_of_its_own_text(resident: TorchEng
     assert prefill.logits is not None
     # the token that was chosen is among the best two of the prefill: the kernels of one token and of many differ
     assert all(token in best for token, best in zip(found.token_ids, prefill.logits.top_ids, strict=False))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_hybrid_over_two_gpus_gives_the_bits_of_one(folder: Path, resident: TorchEngine) -> None:
+    mode = ModeRequest(pass_tokens=4096, chunk_tokens=1024)
+    engine = start_engine(EngineSettings(folder, "cuda", devices=(0, 1), mode=mode))
+    assert [device.index for device in engine.devices] == [0, 1]
+    assert engine.facts.numerics.linear_attention == "fla"
+    assert {test.status for test in engine.facts.self_tests} == {"passed"}
+    spec = LogitsSpec(4, next_token=True)
+    wanted = [job(random_ids(n, seed=n), (-1, 2, 5, 7), logits=spec, dtype="bfloat16") for n in (1500, 64, 700)]
+    for ours, theirs in zip(results(engine, wanted), results(resident, wanted), strict=True):
+        np.testing.assert_array_equal(ours.states.view(np.uint16), theirs.states.view(np.uint16))
+        assert ours.logits is not None and theirs.logits is not None
+        np.testing.assert_array_equal(ours.logits.top_ids, theirs.logits.top_ids)
 
 
 @pytest.mark.slow

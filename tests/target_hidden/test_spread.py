@@ -119,6 +119,7 @@ def test_a_spread_model_gives_the_same_bits(checkpoint: Checkpoint, start: Start
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_give_the_bits_of_one(checkpoint: Checkpoint) -> None:
     folder = open_checkpoint(checkpoint("llama"))

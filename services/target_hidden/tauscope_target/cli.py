@@ -12,8 +12,9 @@ from tauscope_target.commands.golden import golden_command
 from tauscope_target.commands.plan import plan_command
 from tauscope_target.commands.serve import serve_command
 
-EXIT_CODES_HELP = """Exit codes: 0 done; 1 failed (a self-test, the device, the network); 2 wrong usage; 3 the
-checkpoint cannot be used; 4 refused (reference kernels, a mode that does not fit); 130 interrupted."""
+EXIT_CODES_HELP = """Exit codes: 0 done; 1 failed (a self-test, the device, not enough free memory, the network): trying
+again may help; 2 wrong usage; 3 the checkpoint cannot be used; 4 refused (reference kernels; plan: no mode fits); 130
+interrupted."""
 
 app = typer.Typer(
     name="tauscope-target",

@@ -8,6 +8,7 @@ import typer
 from tauscope_target.commands.extras import require_extra
 from tauscope_target.commands.loading_lines import LoadingLines
 from tauscope_target.commands.serve import say
+from tauscope_target.commands.sizes import parse_bytes
 from tauscope_wire.errors import RequestError
 from tauscope_wire.layers import EMBEDDING
 
@@ -20,6 +21,9 @@ def golden_command(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes a GPU if there is one.")] = "auto",
     compute_dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="As for serving.")] = "auto",
     weights: Annotated[Literal["auto", "resident", "streamed", "cpu"], typer.Option(help="As for serving.")] = "auto",
+    gpu_memory: Annotated[str | None, typer.Option(help="As for serving.")] = None,
+    max_duty: Annotated[float | None, typer.Option(min=0.01, max=1, help="As for serving.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="As for serving: a named faster path, repeatable.")] = None,
     allow_reference_kernels: Annotated[
         bool, typer.Option("--allow-reference-kernels", help="Capture a hybrid model without fla kernels.")
     ] = False,
@@ -38,7 +42,10 @@ def golden_command(
         device=device,
         compute_dtype=compute_dtype,
         allow_reference_kernels=allow_reference_kernels,
-        mode=ModeRequest(weights=weights),
+        options=tuple(option or ()),
+        mode=ModeRequest(
+            weights=weights, gpu_memory=None if gpu_memory is None else parse_bytes(gpu_memory), max_duty=max_duty
+        ),
     )
     engine = start_engine(settings, progress=LoadingLines(say), say=say)
     chosen = _layers(layers, engine.facts.deepest_layer)
