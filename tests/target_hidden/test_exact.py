@@ -12,12 +12,13 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 from kit.engine import job, random_ids, results
 from kit.models import tiny_hybrid
 from tauscope_target.checkpoint import open_checkpoint
+from tauscope_target.device_memory import measure
 from tauscope_target.duty import Duty
 from tauscope_target.engine import TorchEngine
 from tauscope_target.exact import ExactConvolution, apply_exact, load_kernels, same_bits
 from tauscope_target.kernels import Observation, observing
 from tauscope_target.loading import LoadingPlan, load
-from tauscope_target.modes import ModeRequest, build, decide, measure
+from tauscope_target.modes import ModeRequest, build, decide
 from tauscope_target.sizes import model_sizes
 from tauscope_target.skeleton import read_config
 
