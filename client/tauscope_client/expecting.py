@@ -17,13 +17,14 @@ from tauscope_client.drafting import MAX_RECOMPUTES
 from tauscope_client.metrics import Interval, Ratio
 from tauscope_client.metrics.intervals import ratio_interval
 from tauscope_client.metrics.sampling import expected_walk
+from tauscope_client.pairing import check_run
 from tauscope_client.progress import Progress
 from tauscope_client.references.record import Reference
 from tauscope_client.references.retries import Retries
 from tauscope_client.runs.loading import Run
 from tauscope_client.target import TargetClient
 from tauscope_wire.dtypes import WireDtype
-from tauscope_wire.errors import ErrorCode, GoneError, InternalError, MismatchError
+from tauscope_wire.errors import ErrorCode, GoneError, InternalError
 from tauscope_wire.messages import AcceptanceAnswer, AcceptanceRequest, DrafterCard, HiddenByHandle, HiddenRequest
 
 __all__ = ["Expectation", "Sampling", "alphas_of", "ask_acceptance", "expect_acceptance"]
@@ -89,22 +90,7 @@ def expect_acceptance(
         TauscopeError: a service's refusal.
     """
     retries = retries if retries is not None else Retries()
-    model = run.manifest.target.get("model", {})
-    found = target.info().model
-    if (model.get("config_sha256"), model.get("revision")) != (found.config_sha256, found.revision):
-        raise MismatchError(
-            f"the run was made with the target {model.get('id')} ({str(model.get('revision'))[:19]}), "
-            f"the service serves {found.id} ({found.revision[:19]})",
-            ErrorCode.TARGET_MISMATCH,
-        )
-    cards = [drafter.card(name) for name in names]
-    for card in cards:
-        made_with = run.manifest.drafters[card.name]["sha256"]
-        if card.sha256 != made_with:
-            raise MismatchError(
-                f"drafter {card.name!r} has other weights than in the run ({card.sha256[:12]}, there {made_with[:12]})",
-                ErrorCode.TARGET_MISMATCH,
-            )
+    cards = check_run(run, names, target=target, drafter=drafter)
     turns = [turn_id for turn_id in run.turn_ids if len(run.references[turn_id].response_ids) > 1]
     progress.start(STAGE, len(turns) * len(cards))
     ratios: dict[str, tuple[list[Ratio], list[Ratio]]] = {card.name: ([], []) for card in cards}

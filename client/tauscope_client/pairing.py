@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tauscope_client.drafter import DrafterClient
 from tauscope_client.runs.drafter_warnings import grouped
+from tauscope_client.runs.loading import Run
+from tauscope_client.target import TargetClient
 from tauscope_wire.errors import ErrorCode, MismatchError
 from tauscope_wire.layers import EMBEDDING
 from tauscope_wire.messages import DrafterCard, DrafterServiceInfo, TargetInfo
 
-__all__ = ["can_give_logits", "check_pair", "pair_problems", "pair_warnings"]
+__all__ = ["can_give_logits", "check_pair", "check_run", "pair_problems", "pair_warnings"]
 
 _IDENTITY = ("config_sha256", "revision", "num_layers", "hidden_size", "vocab_size")
 
@@ -22,6 +25,32 @@ def check_pair(target: TargetInfo, service: DrafterServiceInfo, cards: Sequence[
     problems = pair_problems(target, service, cards)
     if problems:
         raise MismatchError("\n".join(problems), ErrorCode.TARGET_MISMATCH, details={"problems": problems})
+
+
+def check_run(run: Run, names: Sequence[str], *, target: TargetClient, drafter: DrafterClient) -> list[DrafterCard]:
+    """The drafters of a finished run as they are loaded now.
+
+    Raises:
+        NotFoundError: one is not loaded.
+        MismatchError: the target service or a drafter is another one than the run was made with.
+    """
+    model = run.manifest.target.get("model", {})
+    found = target.info().model
+    if (model.get("config_sha256"), model.get("revision")) != (found.config_sha256, found.revision):
+        raise MismatchError(
+            f"the run was made with the target {model.get('id')} ({str(model.get('revision'))[:19]}), "
+            f"the service serves {found.id} ({found.revision[:19]})",
+            ErrorCode.TARGET_MISMATCH,
+        )
+    cards = [drafter.card(name) for name in names]
+    for card in cards:
+        made_with = run.manifest.drafters[card.name]["sha256"]
+        if card.sha256 != made_with:
+            raise MismatchError(
+                f"drafter {card.name!r} has other weights than in the run ({card.sha256[:12]}, there {made_with[:12]})",
+                ErrorCode.TARGET_MISMATCH,
+            )
+    return cards
 
 
 def pair_problems(target: TargetInfo, service: DrafterServiceInfo, cards: Sequence[DrafterCard]) -> list[str]:

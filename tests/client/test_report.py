@@ -164,7 +164,9 @@ def test_estimates_that_were_asked_for_are_on_the_page_and_marked(run):
     page = re.sub(r"<[^>]+>", "", render_report(run))
     assert "estimates and expectations, not counts" in page
     tau = run.results["drafters"]["good"]["overall"]["values"]["tau"]
-    assert f"{tau * 20 / 25:.3f}" in page and "target step 20 ms, draft 5 ms, verification 20 ms" in page
+    assert f"{tau * 20 / 25:.3f}" in page and "speed-up over plain decoding, for the costs given" in page
+    assert "5 ms given" in page and "20 ms given" in page and "20 ms assumed" in page
+    assert "Costs of the estimated speed-up: target step given by --target-ms" in page
     assert "expected tau, sampled drafts (temperature 0.7, top_p 0.95)" in page and "2.500 (2.00 to 3.00)" in page
 
 

@@ -338,9 +338,9 @@ def drafter_app(
         for row, anchor in enumerate(anchors):
             for column in range(drafts):
                 label = longer[anchor + 1 + column]
-                others = [(label + step) % VOCAB_SIZE for step in range(1, top_k)]
+                others = [(label + step) % VOCAB_SIZE for step in range(1, top_k + 1)]
                 right = right_draft(salts[name], anchor, column)
-                top[row, column] = [label, *others] if right else [others[0], label, *others[1:]][:top_k]
+                top[row, column] = ([label, *others] if right else [others[0], label, *others[1:]])[:top_k]
         logprobs = np.broadcast_to(-np.arange(1, top_k + 1, dtype="<f4"), top.shape)
         summary = {key: card(name)[key] for key in SUMMARY_FIELDS}
         fields = {

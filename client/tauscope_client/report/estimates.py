@@ -7,8 +7,9 @@ from typing import Any
 from tauscope_client.metrics import DEFINITIONS
 from tauscope_client.runs.comparison import number
 from tauscope_client.runs.loading import Run
+from tauscope_client.speed_estimates import SPEED_SCHEMA
 
-__all__ = ["SPEED_FILE", "EstimateRow", "estimate_rows"]
+__all__ = ["SPEED_FILE", "EstimateRow", "estimate_notes", "estimate_rows"]
 
 SPEED_FILE = "speed.json"
 
@@ -20,10 +21,14 @@ def estimate_rows(run: Run, names: Sequence[str]) -> tuple[EstimateRow, ...]:
     """The rows; none when nobody asked for estimates. A file that is not ours or is torn is left out."""
     rows: list[EstimateRow] = []
     speed = _read(run, SPEED_FILE)
-    if speed.get("schema") == "tauscope.speed/1":
-        costs = ", ".join(f"{name} {value:g} ms" for name, value in speed["costs_ms"].items())
+    if speed.get("schema") == SPEED_SCHEMA:
+        definition = DEFINITIONS["speed_up_estimate"]
         cells = tuple(_cell(speed["drafters"].get(name), "speed_up") for name in names)
-        rows.append((f"speed-up over plain decoding ({costs})", cells, DEFINITIONS["speed_up_estimate"]))
+        rows.append((f"speed-up over plain decoding, {speed['holds']}", cells, definition))
+        drafts = [(speed["drafters"].get(name) or {}).get("draft") for name in names]
+        rows.append(("cost of one draft", tuple("–" if one is None else _cost(one) for one in drafts), definition))
+        for label, key in (("cost of a plain step of the target", "step"), ("cost of a verification", "verification")):
+            rows.append((label, (_cost(speed[key]), *[""] * (len(names) - 1)), definition))
     for path in sorted(run.path.glob("expected-*.json")):
         found = _read(run, path.name)
         if found.get("schema") != "tauscope.expectation/1":
@@ -39,6 +44,21 @@ def estimate_rows(run: Run, names: Sequence[str]) -> tuple[EstimateRow, ...]:
             cells = tuple(_cell((found["drafters"].get(name) or {}).get(key), "estimate") for name in names)
             rows.append((f"expected tau, {how} drafts ({settings})", cells, DEFINITIONS[key]))
     return tuple(rows)
+
+
+def estimate_notes(run: Run) -> tuple[str, ...]:
+    """Where the costs of an estimated speed-up come from, and what spoils it."""
+    speed = _read(run, SPEED_FILE)
+    if speed.get("schema") != SPEED_SCHEMA:
+        return ()
+    drafts = dict.fromkeys(one["draft"]["words"] for one in speed["drafters"].values())
+    costs = [f"target step {speed['step']['words']}", *(f"draft {words}" for words in drafts)]
+    costs.append(f"verification {speed['verification']['words']}")
+    return (f"Costs of the estimated speed-up: {'; '.join(costs)}.", *(f"{one}." for one in speed["cautions"]))
+
+
+def _cost(cost: Mapping[str, Any]) -> str:
+    return f"{cost['ms']:.3g} ms {cost['origin']}"
 
 
 def _read(run: Run, name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tauscope_client.report.estimates import EstimateRow, estimate_rows
+from tauscope_client.report.estimates import EstimateRow, estimate_notes, estimate_rows
 from tauscope_client.report.figures import Figure, figures_of
 from tauscope_client.runs.agreement import agreement_line
 from tauscope_client.runs.comparison import (
@@ -69,6 +69,7 @@ class View:
     failures: tuple[Mapping[str, Any], ...]
     table: tuple[tuple[str, tuple[str, ...], str], ...]
     estimates: tuple[EstimateRow, ...]
+    estimate_notes: tuple[str, ...]
     engines: tuple[tuple[str, tuple[str, ...], str], ...]
     figures: tuple[Figure, ...]
     prompts: tuple[PromptLine, ...]
@@ -117,6 +118,7 @@ def view_of(run: Run) -> View:
         failures=tuple(results["failures"]),
         table=_table(drafters, results["definitions"]),
         estimates=estimate_rows(run, names),
+        estimate_notes=estimate_notes(run),
         engines=tuple(
             (row.label, row.cells, results["definitions"][line.name])
             for row, line in zip(engine_rows(drafters), ENGINES, strict=True)
