@@ -1,5 +1,6 @@
 """Handles on disk: complete or absent, found after a restart, whatever kills the process."""
 
+import shutil
 import signal
 import stat
 import subprocess
@@ -164,6 +165,28 @@ def test_processes_that_share_a_folder_share_its_budgets(tmp_path: Path) -> None
     assert first.read(others[-1]) is not None
 
 
+def test_a_file_larger_than_the_budget_is_refused_and_nothing_goes_for_it(tmp_path: Path) -> None:
+    kept = spill(tmp_path, max_bytes=30_000)
+    kept.write(ONE, entry())
+    with pytest.raises(UnavailableError) as caught:
+        kept.write(TWO, entry(1, rows=1000))
+    assert caught.value.code is ErrorCode.STORE_FULL
+    assert_equal(kept.read(ONE), entry())
+    assert_equal(spill(tmp_path).read(ONE), entry())
+
+
+def test_a_folder_that_disappears_is_a_full_store_and_no_crash(tmp_path: Path) -> None:
+    kept = spill(tmp_path / "gone")
+    kept.write(ONE, entry())
+    shutil.rmtree(tmp_path / "gone")
+    for _ in range(2):
+        with pytest.raises(UnavailableError) as caught:
+            kept.write(TWO, entry(1))
+        assert caught.value.code is ErrorCode.STORE_FULL
+    assert kept.read(ONE) is None
+    assert kept.problem() is not None
+
+
 def test_a_file_older_than_its_time_to_live_is_gone(tmp_path: Path) -> None:
     now = [time.time()]
     kept = spill(tmp_path, clock=lambda: now[0])
@@ -173,6 +196,21 @@ def test_a_file_older_than_its_time_to_live_is_gone(tmp_path: Path) -> None:
     now[0] += 2
     assert kept.read(ONE) is None
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_clock_that_jumps_forgets_at_most_what_is_made_again(tmp_path: Path) -> None:
+    now = [time.time()]
+    kept = spill(tmp_path, clock=lambda: now[0], ttl_s=1000.0)
+    kept.write(ONE, entry())
+    for step in (-86_400, +86_400):  # a day back, and to where it was
+        now[0] += step
+        assert_equal(kept.read(ONE), entry())
+        kept.write(TWO, entry(1))
+        assert_equal(kept.read(TWO), entry(1))
+    now[0] += 86_400  # a day on: all are too old, and gone as if evicted
+    assert kept.read(ONE) is None
+    kept.write(ONE, entry())
+    assert_equal(kept.read(ONE), entry())
 
 
 def test_a_mapped_entry_outlives_its_file(tmp_path: Path) -> None:

@@ -13,20 +13,13 @@ from typing import Any, Literal
 
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
-DTYPE_BYTES: Mapping[str, int] = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-}
+DTYPE_BYTES: Mapping[str, int] = (
+    dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
+    | dict.fromkeys(("F16", "BF16", "I16"), 2)
+    | dict.fromkeys(("F32", "I32"), 4)
+    | dict.fromkeys(("F64", "I64"), 8)
+)
+"""Bytes of an element, by its name in a safetensors header."""
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors format's own bound on its JSON header."""
 SAMPLE_BYTES = 4096

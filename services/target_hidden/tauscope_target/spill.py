@@ -8,32 +8,23 @@ looks what the others have written meanwhile.
 """
 
 import contextlib
-import json
-import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy.typing as npt
-
-from tauscope_target.checkpoint import read_header, read_metadata
 from tauscope_target.disk_room import has_room
+from tauscope_target.secret_file import kept_secret
+from tauscope_target.spill_file import arrays_of, decode, metadata_of, owner_of
 from tauscope_target.stored import StoredStates
-from tauscope_target.tensor_file import TEMPORARY_SUFFIX, file_bytes, map_tensor, write_tensors
+from tauscope_target.tensor_file import TEMPORARY_SUFFIX, file_bytes, write_tensors
 from tauscope_wire.checksums import digest_of
 from tauscope_wire.errors import CheckpointError, ErrorCode, QuotaError, RequestError, UnavailableError
-from tauscope_wire.layers import FINAL_NORM
-from tauscope_wire.tensors import LogitsSummary
 
-SCHEMA = "tauscope.spill/1"
 HANDLE = re.compile(r"[0-9a-f]{48}")
 """Only such names become file names."""
-SECRET_BYTES = 32
 REFRESH_S = 1.0
 """A process sees what others wrote into the folder after so long at the latest; two at a time may overshoot by that."""
 
@@ -43,13 +34,6 @@ class _File:
     created: float
     nbytes: int
     owner: str
-
-
-class _Refused(NamedTuple):
-    """The last file that the disk did not take."""
-
-    nbytes: int
-    reason: str
 
 
 class SpillDirectory:
@@ -74,32 +58,32 @@ class SpillDirectory:
         self._files: dict[str, _File] = {}
         self._bytes = 0
         self._verified: set[str] = set()
-        self._refused: _Refused | None = None
+        self._refused: tuple[int, str] | None = None  # bytes of the last file that the disk did not take, and why
         self._refreshed = float("-inf")
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.secret = self._secret()
+            self.secret = kept_secret(path)
             self._scan()
         except OSError as error:
             raise RequestError(f"--spill-dir {path}: {error.strerror}; give a folder that can be written") from None
+
+    def __len__(self) -> int:
+        return len(self._files)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all files."""
         return self._bytes
 
-    def __len__(self) -> int:
-        return len(self._files)
-
     def problem(self) -> str | None:
         """Why new handles cannot be kept, or None; looks at the disk only after it has refused a file."""
         refused = self._refused
         if refused is None:
             return None
-        if has_room(self._path, refused.nbytes):
+        if has_room(self._path, refused[0]):
             self._refused = None
             return None
-        return f"the spill directory could not take {refused.nbytes} bytes: {refused.reason}"
+        return f"the spill directory could not take {refused[0]} bytes: {refused[1]}"
 
     def write(self, handle: str, entry: StoredStates, *, owner_bytes: int | None = None) -> None:
         """Keep an entry; when this returns it survives the process and a power failure.
@@ -115,7 +99,7 @@ class SpillDirectory:
         """
         assert HANDLE.fullmatch(handle), "handles are made by `handles.handle_of`"
         created = self._clock()
-        arrays, metadata = _arrays(entry), _metadata(entry, created)
+        arrays, metadata = arrays_of(entry), metadata_of(entry, created)
         nbytes = file_bytes(arrays, metadata)
         with self._lock:
             self._refresh()
@@ -129,7 +113,7 @@ class SpillDirectory:
             except FileNotFoundError:  # another process that shares the folder has just started and tidied up
                 write_tensors(self._file(handle), arrays, metadata)
         except OSError as error:
-            self._refused = _Refused(nbytes, error.strerror or type(error).__name__)
+            self._refused = (nbytes, error.strerror or type(error).__name__)
             raise UnavailableError(
                 f"the spill directory cannot take {nbytes} bytes: {error.strerror}", ErrorCode.STORE_FULL
             ) from None
@@ -151,7 +135,7 @@ class SpillDirectory:
         if not known:
             return None
         try:
-            entry = _decode(self._file(handle))
+            entry = decode(self._file(handle))
             if not is_verified and digest_of(entry.states) != entry.digest:
                 raise CheckpointError(f"{handle}: its digest does not match")
         except (CheckpointError, OSError, ValueError, KeyError):
@@ -167,11 +151,9 @@ class SpillDirectory:
 
     def remove(self, handle: str) -> None:
         """Remove the file of a handle; a reader that mapped it finishes undisturbed."""
-        with self._lock:
-            self._forget(handle)
         if HANDLE.fullmatch(handle):
-            with contextlib.suppress(OSError):
-                self._file(handle).unlink()
+            with self._lock:
+                self._unlink(handle)
 
     def _scan(self) -> None:
         """Find the files of an earlier process; remove what it left unfinished."""
@@ -192,7 +174,10 @@ class SpillDirectory:
         if abs(now - self._refreshed) < REFRESH_S:
             return
         self._refreshed = now
-        there = {file.stem for file in self._path.iterdir() if file.suffix == ".safetensors"}
+        try:
+            there = {file.stem for file in self._path.iterdir() if file.suffix == ".safetensors"}
+        except OSError:  # writing will fail as well, and say why
+            return
         for handle in [handle for handle in self._files if handle not in there]:
             self._forget(handle)
         for handle in there.difference(self._files):
@@ -203,23 +188,22 @@ class SpillDirectory:
         """Take note of a file that another process, or an earlier one, has written."""
         if not HANDLE.fullmatch(handle):
             return
-        try:
-            status = self._file(handle).stat()
-        except OSError:
-            return
-        self._files[handle] = _File(status.st_mtime, status.st_size, _owner_of(self._file(handle)))
-        self._bytes += status.st_size
+        file = self._file(handle)
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            self._files[handle] = _File(status.st_mtime, status.st_size, owner_of(file))
+            self._bytes += status.st_size
 
     def _make_room(self, needed: int) -> None:
         self._expire()
+        if needed > self._max_bytes:  # before anything goes for it
+            raise UnavailableError(
+                f"{needed} bytes are more than the spill directory holds ({self._max_bytes})", ErrorCode.STORE_FULL
+            )
         for handle in list(self._files):
             if self._bytes + needed <= self._max_bytes:
                 break
             self._unlink(handle)
-        if needed > self._max_bytes:
-            raise UnavailableError(
-                f"{needed} bytes are more than the spill directory holds ({self._max_bytes})", ErrorCode.STORE_FULL
-            )
 
     def _make_room_of(self, owner: str, needed: int, max_bytes: int) -> None:
         """Remove an owner's oldest files until it may keep `needed` bytes more.
@@ -258,79 +242,3 @@ class SpillDirectory:
 
     def _file(self, handle: str) -> Path:
         return self._path / f"{handle}.safetensors"
-
-    def _secret(self) -> bytes:
-        """Secret of the handles, kept beside the files so that equal requests find them after a restart."""
-        file = self._path / "secret"
-        while not file.exists():
-            temporary = self._path / f".secret.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-                stream.write(secrets.token_bytes(SECRET_BYTES))
-            # Unlike a rename, a link lets the first of several processes win. The temporary file may be gone: another
-            # process that has just started tidies up.
-            with contextlib.suppress(FileExistsError, FileNotFoundError):
-                os.link(temporary, file)
-            temporary.unlink(missing_ok=True)
-        return file.read_bytes()
-
-
-def _owner_of(file: Path) -> str:
-    """The key that made a file; a damaged file is nobody's."""
-    try:
-        return str(json.loads(read_metadata(file)["facts"])["owner"])
-    except (CheckpointError, OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def _arrays(entry: StoredStates) -> dict[str, npt.NDArray[Any]]:
-    arrays: dict[str, npt.NDArray[Any]] = {"states": entry.states, "token_ids": entry.token_ids}
-    if entry.logits is not None:
-        arrays |= {
-            "argmax_ids": entry.logits.argmax_ids,
-            "top_ids": entry.logits.top_ids,
-            "top_logprobs": entry.logits.top_logprobs,
-        }
-        if entry.logits.next_logprobs is not None:
-            arrays["next_logprobs"] = entry.logits.next_logprobs
-    return arrays
-
-
-def _metadata(entry: StoredStates, created: float) -> dict[str, str]:
-    facts = {
-        "planes": list(entry.planes),
-        "dtype": entry.dtype,
-        "start": entry.start,
-        "owner": entry.owner,
-        "shared": entry.shared,
-        "digest": entry.digest,
-        "created": created,
-    }
-    return {"schema": SCHEMA, "facts": json.dumps(facts)}
-
-
-def _decode(file: Path) -> StoredStates:
-    """An entry over a mapped file."""
-    metadata = read_metadata(file)
-    if metadata.get("schema") != SCHEMA:
-        raise CheckpointError(f"{file.name} is not a file of stored states")
-    facts = json.loads(metadata["facts"])
-    arrays = {entry.name: map_tensor(entry) for entry in read_header(file)}
-    summary = None
-    if "argmax_ids" in arrays:
-        summary = LogitsSummary(
-            argmax_ids=arrays["argmax_ids"],
-            top_ids=arrays["top_ids"],
-            top_logprobs=arrays["top_logprobs"],
-            next_logprobs=arrays.get("next_logprobs"),
-        )
-    return StoredStates(
-        planes=tuple(plane if plane == FINAL_NORM else int(plane) for plane in facts["planes"]),
-        dtype=facts["dtype"],
-        token_ids=arrays["token_ids"],
-        start=int(facts["start"]),
-        states=arrays["states"],
-        logits=summary,
-        owner=facts["owner"],
-        shared=bool(facts["shared"]),
-        digest=facts["digest"],
-    )

@@ -200,6 +200,7 @@ class HandleStore:
 
     def facts(self) -> dict[str, Any]:
         """Numbers for `/info` and metrics."""
+        spilled = {} if self._backing is None else {"spilled": len(self._backing), "spill_bytes": self._backing.nbytes}
         with self._lock:
             self._expire()
             return {
@@ -208,11 +209,7 @@ class HandleStore:
                 "max_bytes": self._max_bytes,
                 "ttl_s": self._ttl_s,
                 **self._counts,
-                **(
-                    {}
-                    if self._backing is None
-                    else {"spilled": len(self._backing), "spill_bytes": self._backing.nbytes}
-                ),
+                **spilled,
             }
 
     def _expire(self) -> None:
