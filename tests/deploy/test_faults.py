@@ -1,14 +1,10 @@
 """Both services as processes under faults and mixed load: what was acknowledged is kept, what failed is repeated."""
 
 import contextlib
-import os
 import random
 import re
-import resource
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +18,7 @@ import pytest
 from fastapi import FastAPI
 
 from kit.engine import random_ids
+from kit.programs import Program
 from kit.serve import SMALL_LIMITS, running
 from tauscope_serving.settings import ServingSettings
 from tauscope_target.app import create_app
@@ -34,55 +31,6 @@ MODELS = Path(__file__).parents[2] / "deploy" / "demo" / "models"
 LOAD_S = 60.0
 FLAT_BYTES = 48 << 20
 """Resident growth that allocators explain; a kept answer or body for each request would be hundreds of megabytes."""
-
-
-class Program:
-    """A service as a process of its own.
-
-    Args:
-        name: console script.
-        arguments: its options; the port is added and stays the same over restarts.
-    """
-
-    def __init__(self, name: str, arguments: Sequence[str]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        program = Path(sys.executable).with_name(name)
-        self._command = [str(program), *arguments, "--device", "cpu", "--port", str(port), "--log-level", "warning"]
-        self._environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            self._command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=self._environment
-        )
-        assert self.process.stderr is not None
-        said = []
-        for line in self.process.stderr:
-            said.append(line)
-            if "is ready at" in line:
-                self._emptying = threading.Thread(target=self.process.stderr.read)  # a full pipe would stop the service
-                self._emptying.start()
-                return
-        raise RuntimeError("".join(said))
-
-    def kill(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        self._end(signal.SIGTERM)
-
-    def _end(self, how: signal.Signals) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(how)
-        self.process.wait(60)
-        self._emptying.join(60)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-    def resident_bytes(self) -> int:
-        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.fixture
@@ -377,3 +325,50 @@ def test_sigterm_in_the_middle_of_load_ends_the_process_soon_and_every_answer_wa
     for worker in workers:
         worker.join()
     print(f"SIGTERM under load: {len(whole)} answers whole, ended after {time.monotonic() - began:.1f} s")
+
+
+def read_to_the_end(raw: socket.socket) -> bytes:
+    """The rest of an HTTP answer that ends with its connection."""
+    pieces = []
+    while piece := raw.recv(1 << 16):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize("how", ["evicted", "deleted"])
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_a_handle_that_goes_while_it_is_read_is_read_to_its_end(
+    target_engine: TorchEngine, tmp_path: Path, how: str, place: str
+) -> None:
+    """The reader takes a little, the handle goes, the reader takes the rest: the same bytes as of a reader before."""
+    body = {"token_ids": random_ids(2000, seed=1).tolist(), "layers": [0, 1, 2, 3], "dtype": "float32"}
+    settings = TargetSettings(
+        serving=ServingSettings(limits=SMALL_LIMITS),
+        store_bytes=5 << 20 if place == "memory" else 1,
+        spill_dir=tmp_path / "states" if place == "disk" else None,
+        spill_bytes=5 << 20,
+    )
+    with running(create_app(target_engine, None, settings)) as url:
+        handle = httpx.post(f"{url}/hidden_states", json=body | {"return": "handle"}, timeout=60).json()["handle"]
+        path = f"/hidden_states/{handle}"
+        whole = states(httpx.get(url + path, timeout=60))
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that most of the answer is still to be sent
+            host, _, port = url.removeprefix("http://").rpartition(":")
+            raw.connect((host, int(port)))
+            raw.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            begun = raw.recv(1000)
+            if how == "deleted":
+                assert httpx.delete(url + path).status_code == 204
+            for number in range(2, 6):
+                more = body | {"token_ids": random_ids(2000, seed=number).tolist(), "return": "handle"}
+                answer = httpx.post(f"{url}/hidden_states", json=more, timeout=60)
+                # in memory what is read is held, and there may be no room for another beside it
+                assert answer.status_code in (200, 503), answer.text
+            head, _, rest = (begun + read_to_the_end(raw)).partition(b"\r\n\r\n")
+        assert b" 200 " in head.splitlines()[0]
+        assert np.array_equal(states(httpx.Response(200, content=rest)), whole)
+        for number in range(2, 6):
+            more = body | {"token_ids": random_ids(2000, seed=number).tolist(), "return": "handle"}
+            assert httpx.post(f"{url}/hidden_states", json=more, timeout=60).status_code == 200
+        assert httpx.get(url + path).status_code == 410
