@@ -1,14 +1,15 @@
 """Everything that a checkpoint does not say, in one error: nobody likes to be told one missing number at a time.
 
-A fact that is missing is stood in for, only to find out what else is missing; a description with a stand-in in it is
-never returned.
+A fact that is missing is stood in for, only to find out what else is missing. A description with a stand-in in it is
+given to nobody but `inspect`, together with what has been stood in for.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tauscope_drafter.checkpoint.facts import Facts
+from tauscope_drafter.checkpoint.options import missing
 from tauscope_drafter.spec import DrafterSpec
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
@@ -23,6 +24,27 @@ _STAND_INS: Final[Mapping[str, Any]] = {
 }
 
 
+class Lack(NamedTuple):
+    """A fact that neither files nor options give.
+
+    Attributes:
+        option: field of `LoadOptions` that gives it.
+        what: what it is, in words.
+        give: the option with an example.
+    """
+
+    option: str
+    what: str
+    give: str
+
+
+class Reading(NamedTuple):
+    """A description, and the facts in it that are stand-ins; None where a fact has none."""
+
+    spec: DrafterSpec | None
+    lacking: tuple[Lack, ...]
+
+
 def read_complete(facts: Facts, read: Callable[[Facts], DrafterSpec]) -> DrafterSpec:
     """Describe with `read`.
 
@@ -30,36 +52,43 @@ def read_complete(facts: Facts, read: Callable[[Facts], DrafterSpec]) -> Drafter
         CheckpointError: as `read`; where facts are missing (`config_incomplete`), all that can be found out are named,
             each with the option that gives it, and `details["options"]` lists those options.
     """
-    lacking: list[CheckpointError] = []
-    trial = facts
-    while True:
-        try:
-            spec = read(trial)
-        except CheckpointError as error:
-            if error.code is not ErrorCode.CONFIG_INCOMPLETE or "give" not in error.details:
-                if not lacking:
-                    raise
-                break  # caused by a stand-in, or to be told once the rest is there
-            lacking.append(error)
-            option = error.details["option"]
-            value = _stand_in(option, facts)
-            if value is None or getattr(trial.options, option) is not None:
-                break
-            trial = replace(trial, options=replace(trial.options, **{option: value}))
-        else:
-            if not lacking:
-                return spec
-            break
+    spec, lacking = read_with_stand_ins(facts, read)
+    if spec is not None and not lacking:
+        return spec
     if len(lacking) == 1:
-        raise lacking[0]
-    what = "; ".join(error.details["what"] for error in lacking)
-    give = ", ".join(error.details["give"] for error in lacking)
+        raise missing(lacking[0].what, lacking[0].option, lacking[0].give.partition("=")[2], facts.origin)
+    what = "; ".join(lack.what for lack in lacking)
+    give = ", ".join(lack.give for lack in lacking)
     raise CheckpointError(
         f"{facts.origin}: not recorded with the weights, and cannot be read from them: {what}. Give {give} (the values "
         "are examples)",
         ErrorCode.CONFIG_INCOMPLETE,
-        details={"options": [error.details["option"] for error in lacking]},
+        details={"options": [lack.option for lack in lacking]},
     )
+
+
+def read_with_stand_ins(facts: Facts, read: Callable[[Facts], DrafterSpec]) -> Reading:
+    """Describe with `read`, missing facts stood in for as long as that is possible.
+
+    Raises:
+        CheckpointError: as `read`, for anything but missing facts.
+    """
+    lacking: list[Lack] = []
+    trial = facts
+    while True:
+        try:
+            return Reading(read(trial), tuple(lacking))
+        except CheckpointError as error:
+            if error.code is not ErrorCode.CONFIG_INCOMPLETE or "give" not in error.details:
+                if not lacking:
+                    raise
+                return Reading(None, tuple(lacking))  # caused by a stand-in, or to be told once the rest is there
+            lack = Lack(error.details["option"], error.details["what"], error.details["give"])
+            lacking.append(lack)
+            value = _stand_in(lack.option, facts)
+            if value is None or getattr(trial.options, lack.option) is not None:
+                return Reading(None, tuple(lacking))
+            trial = replace(trial, options=replace(trial.options, **{lack.option: value}))
 
 
 def _stand_in(option: str, facts: Facts) -> Any:

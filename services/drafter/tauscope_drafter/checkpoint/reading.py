@@ -24,18 +24,41 @@ _SHOWN = 6  # names listed in one message; the rest is counted
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
-    """A checkpoint that has been described but not loaded.
+class Outline:
+    """What files and names alone tell of a checkpoint.
 
     Attributes:
         path: as given.
         file: open tensors, None for families without weights.
         names: canonical names -> names in the file.
         found: canonical name -> shape.
-        expected: canonical name -> shape the family needs.
         verdict: family, format, evidence.
-        spec: complete description.
         family: the module of the family.
+        facts: what its description is read from.
+    """
+
+    path: Path
+    file: TensorFile | None
+    names: Names
+    found: Mapping[str, tuple[int, ...]]
+    verdict: Verdict
+    family: ModuleType
+    facts: Facts
+
+    def described(self, spec: DrafterSpec) -> "Description":
+        """With a description of what it is."""
+        expected = self.family.tensor_shapes(spec)
+        return Description(self.path, self.file, self.names, self.found, expected, self.verdict, spec, self.family)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A checkpoint that has been described but not loaded.
+
+    Attributes:
+        path, file, names, found, verdict, family: see `Outline`.
+        expected: canonical name -> shape the family needs.
+        spec: complete description.
     """
 
     path: Path
@@ -92,6 +115,21 @@ def describe(path: Path, options: LoadOptions, target: TargetFacts | None = None
     Raises:
         CheckpointError: the path, the files or the settings cannot be used.
     """
+    outline = outlined(path, options, target)
+    return outline.described(read_complete(outline.facts, reader(outline)))
+
+
+def reader(outline: Outline) -> Callable[[Facts], DrafterSpec]:
+    """What reads a description of its family."""
+    return cast(Callable[[Facts], DrafterSpec], outline.family.read)
+
+
+def outlined(path: Path, options: LoadOptions, target: TargetFacts | None = None) -> Outline:
+    """Open the files and decide what they are.
+
+    Raises:
+        CheckpointError: they cannot be read, or are no drafter, or could be several.
+    """
     if options.family is not None:
         registry.family(options.family)  # an unknown name is refused before any file is opened
     if options.family in WITHOUT_WEIGHTS:
@@ -112,16 +150,14 @@ def describe(path: Path, options: LoadOptions, target: TargetFacts | None = None
     names = names._replace(network={canonical(n): source for n, source in names.network.items()})
     found = {canonical(n): shape for n, shape in found.items()}
     facts = _facts(origin, verdict.format, config=config, found=found, options=options, target=target)
-    spec = read_complete(facts, cast(Callable[[Facts], DrafterSpec], family.read))
-    return Description(path, file, names, found, family.tensor_shapes(spec), verdict, spec, family)
+    return Outline(path, file, names, found, verdict, family, facts)
 
 
-def _weightless(path: Path, options: LoadOptions, target: TargetFacts | None) -> Description:
+def _weightless(path: Path, options: LoadOptions, target: TargetFacts | None) -> Outline:
     name = str(options.family)
-    family = registry.family(name)
     facts = _facts(name, "none", config={}, found={}, options=options, target=target)
     verdict = Verdict(name, "none", ("family given as an option",))
-    return Description(path, None, Names({}, {}, ()), {}, {}, verdict, family.read(facts), family)
+    return Outline(path, None, Names({}, {}, ()), {}, verdict, registry.family(name), facts)
 
 
 def _config(path: Path, options: LoadOptions) -> tuple[dict[str, Any], str]:

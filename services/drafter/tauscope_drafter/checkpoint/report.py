@@ -1,16 +1,72 @@
 """What `inspect` tells about a checkpoint: everything that decides how it drafts, and what does not fit."""
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tauscope_drafter.checkpoint.blocks import UNDECIDED_LAYOUT
 from tauscope_drafter.checkpoint.facts import TargetFacts
-from tauscope_drafter.checkpoint.reading import Description
+from tauscope_drafter.checkpoint.incomplete import Lack, read_with_stand_ins
+from tauscope_drafter.checkpoint.options import LoadOptions
+from tauscope_drafter.checkpoint.reading import Description, Outline, outlined, reader
 from tauscope_drafter.fit import DrafterSide, TargetSide, check_fit
 from tauscope_drafter.spec import Window
 from tauscope_wire.errors import MismatchError
 
 _SHARED = ("embed_tokens.weight", "lm_head.weight")
+# What a stand-in makes worthless in the report, by option.
+_SHOWN_AS = {
+    "block_size": ("block_size", "drafts"),
+    "taps": ("taps",),
+    "mask_token_id": ("mask_token_id",),
+    "rope_theta": ("rope",),
+    "layer_types": ("windows",),
+    "sliding_window": ("windows",),
+    "embedding_scale": ("scales",),
+}
+
+
+def inspected(path: Path, options: LoadOptions, target: TargetFacts | None) -> dict[str, Any]:
+    """A JSON-ready report, also of a checkpoint that does not say everything.
+
+    What is not recorded is listed under `must_be_given`; the lines that it decides say so, all others are as they are.
+
+    Raises:
+        CheckpointError: the files cannot be used, for another reason than facts that are missing.
+    """
+    outline = outlined(path, options, target)
+    spec, lacking = read_with_stand_ins(outline.facts, reader(outline))
+    if spec is None:
+        return _outline_report(outline, lacking)
+    report = report_of(outline.described(spec), target)
+    for lack in lacking:
+        report |= dict.fromkeys(_SHOWN_AS.get(lack.option, ()), f"not recorded: give {lack.give}")
+    return _with_lacks(report, lacking)
+
+
+def _outline_report(outline: Outline, lacking: Sequence[Lack]) -> dict[str, Any]:
+    """What is known without the numbers that everything else is computed from."""
+    infos = outline.file.infos() if outline.file is not None else {}
+    used = {s if isinstance(s, str) else s.source for s in outline.names.network.values()}
+    report = {
+        "path": str(outline.path),
+        "family": outline.verdict.family,
+        "format": outline.verdict.format,
+        "evidence": list(outline.verdict.evidence),
+        "tensors": [f"{name} {list(outline.found[name])}" for name in outline.names.network],
+        "network_bytes": sum(infos[n].nbytes for n in used),
+        "own_tables": {name: list(outline.found[name]) for name in _SHARED if name in outline.found},
+        "from_target": [n.removesuffix(".weight") for n in _SHARED if n not in outline.found],
+        "loadable": False,
+    }
+    return _with_lacks(report, lacking)
+
+
+def _with_lacks(report: dict[str, Any], lacking: Sequence[Lack]) -> dict[str, Any]:
+    loadable = report.pop("loadable")
+    given = [f"{lack.give} ({lack.what}; the value is an example)" for lack in lacking]
+    return report | {"must_be_given": given, "loadable": loadable and not lacking}
 
 
 def report_of(description: Description, target: TargetFacts | None) -> dict[str, Any]:

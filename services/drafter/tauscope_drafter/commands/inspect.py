@@ -22,12 +22,11 @@ def inspect_command(
 ) -> int:
     """Print family, format, layout, taps, block, rope, windows, vocabulary and tensors of a checkpoint."""
     require_extra()
-    from tauscope_drafter.checkpoint.reading import describe
-    from tauscope_drafter.checkpoint.report import report_of
+    from tauscope_drafter.checkpoint.report import inspected
     from tauscope_drafter.target_weights import TargetFolder
 
     target = None if target_model is None else TargetFolder(target_model).facts
-    report = report_of(describe(path, options_of(setting), target), target)
+    report = inspected(path, options_of(setting), target)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     else:
