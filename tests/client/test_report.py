@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kit.browser import chromium, look
+from kit.browser import chromium, look, print_pdf
 from kit.client import eval_settings
 from tauscope_client import load_run
 from tauscope_client.cli import main
@@ -142,6 +142,27 @@ def test_an_address_opens_its_prompt_drafter_and_round(run):
     script = "return [page.getElementById('prompt-id').textContent, page.querySelector('#round h3').textContent];"
     (name, title), _ = look(path, script, hash_part="#prompt-3-1-round-2")
     assert name == "c" and title.startswith("Round 2: ")
+
+
+UNFOLDED = """
+const view = page.defaultView, folded = () => page.querySelectorAll("details:not([open])").length;
+const seen = [folded()];
+view.dispatchEvent(new view.Event("beforeprint"));
+seen.push(folded());
+view.dispatchEvent(new view.Event("afterprint"));
+return [...seen, folded(), page.querySelectorAll(".many .chart b.print").length];
+"""
+
+
+@needs_browser
+def test_printing_unfolds_what_is_folded_names_every_chart_and_fits_a_few_pages(run):
+    path = run.path / "report.html"
+    path.write_text(render_report(run), encoding="utf-8")
+    (before, printing, after, labels), _ = look(path, UNFOLDED)
+    assert before > 0 and (printing, after) == (0, before)
+    assert labels >= 6  # the six curves at least, whose names stand on buttons otherwise
+    pdf = print_pdf(path)
+    assert pdf.startswith(b"%PDF-") and 2 <= len(re.findall(rb"/Type /Page\b", pdf)) <= 9
 
 
 def test_parquet_holds_the_rounds_with_their_types(run):

@@ -78,3 +78,14 @@ def look(page: Path, script: str, *, width: int = 1280, hash_part: str = "") -> 
     found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, flags=re.S)
     assert found is not None, done.stderr
     return json.loads(html.unescape(found.group(1))), asked
+
+
+def print_pdf(page: Path) -> bytes:
+    """The page as Chromium prints it."""
+    binary = chromium()
+    assert binary is not None
+    out = page.with_suffix(".pdf")
+    with tempfile.TemporaryDirectory() as profile:
+        command = [binary, *FLAGS, f"--user-data-dir={profile}", "--no-pdf-header-footer", f"--print-to-pdf={out}"]
+        subprocess.run([*command, page.as_uri()], capture_output=True, check=True, timeout=TIMEOUT_S)
+    return out.read_bytes()

@@ -147,6 +147,14 @@
     body.append(...[...body.rows].sort((a, b) => sign * order(a, b)));
   }
 
+  // Paper has no clicks: what is folded is printed open, and folded again afterwards.
+  let unfolded = [];
+  addEventListener("beforeprint", () => {
+    unfolded = [...document.querySelectorAll("details:not([open])")];
+    unfolded.forEach((one) => { one.open = true; });
+  });
+  addEventListener("afterprint", () => { unfolded.forEach((one) => { one.open = false; }); unfolded = []; });
+
   const filter = byId("filter");
   filter.addEventListener("input", () => {
     const wanted = filter.value.toLowerCase();
