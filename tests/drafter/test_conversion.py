@@ -40,23 +40,19 @@ def source_of(kind: str, folder: Path) -> tuple[Path, LoadOptions]:
         return drafters.write_dspark(folder, format_), PLAIN
     if family == "eagle3":
         return drafters.write_eagle3(folder, format_), PLAIN if format_ == "speculators" else BLOCK_GIVEN
-    if family == "peagle":
-        config = drafters.eagle3_config(2, pard_token=5, eagle_aux_hidden_state_layer_ids=[2, 4, 5])
-        return drafters.write_folder(folder, config, drafters.eagle3_tensors(layers=2)), BLOCK_GIVEN
-    config, tensors = {
-        "domino": (drafters.domino_config(shift_label=True), drafters.domino_tensors()),
-        "dflash2": (drafters.dflash2_config(), drafters.dflash2_tensors()),
-    }[family]
-    return drafters.write_folder(folder, config, tensors), PLAIN
+    write = {"peagle": drafters.write_peagle, "domino": drafters.write_domino, "dflash2": drafters.write_dflash2}
+    if format_ == "anchor-first":
+        return drafters.write_folder(folder, drafters.domino_config(shift_label=True), drafters.domino_tensors()), PLAIN
+    return write[family](folder, format_), PLAIN
 
 
 KINDS = (
     *(f"dflash:{f}" for f in drafters.DFLASH_FORMATS),
     *(f"dspark:{f}" for f in drafters.DSPARK_FORMATS),
     *(f"eagle3:{f}" for f in drafters.EAGLE3_FORMATS),
-    "peagle:eagle",
-    "domino:z-lab",
-    "dflash2:z-lab",
+    *(f"peagle:{f}" for f in drafters.PEAGLE_FORMATS),
+    *(f"domino:{f}" for f in (*drafters.DOMINO_FORMATS, "anchor-first")),
+    *(f"dflash2:{f}" for f in drafters.DFLASH2_FORMATS),
 )
 
 

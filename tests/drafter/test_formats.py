@@ -1,21 +1,28 @@
-"""One set of weights in every format: the same description, hash and logits; and the verdicts that led there."""
+"""One set of weights in every format: the same hash and logits, those of the slow reference; and the verdicts."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from drafter import cases
+from drafter.cases import IDS, STATES, Case
+from drafter.reference_heads import Rows, Walk
 from kit import drafters
 from tauscope_drafter.checkpoint.options import LoadOptions
 from tauscope_drafter.checkpoint.reading import describe
 from tauscope_drafter.loading import Loaded, Place, load, open_place
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
-STATES, IDS = drafters.random_sequence()
 ANCHORS = [1, 9, 22]
+TOP_K = 5
+# float32 through a few layers against float64, on logits of order ten
+FLOAT32 = {"rtol": 3e-4, "atol": 3e-4}
 
 
 @pytest.fixture(scope="module")
@@ -23,93 +30,166 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return open_place(torch.device("cpu"), torch.float32, drafters.write_target(tmp_path_factory.mktemp("target")))
 
 
-def drafts(drafter: Loaded) -> Any:
+def drafts(drafter: Loaded, states: torch.Tensor = STATES) -> Any:
     with torch.inference_mode():
-        return drafter.network.draft(drafter.network.fuse(STATES, IDS), ANCHORS, IDS, top_k=6)
+        return drafter.network.draft(drafter.network.fuse(states, IDS), ANCHORS, IDS, top_k=TOP_K)
 
 
-def assert_same(one: Loaded, other: Loaded) -> None:
-    assert one.sha256 == other.sha256
-    assert one.spec.layers == other.spec.layers
-    assert one.spec.taps == other.spec.taps
-    for a, b in zip(drafts(one), drafts(other), strict=True):
-        assert torch.equal(a, b)
+ALL_GIVEN = LoadOptions(block_size=4, taps=drafters.TAPS, mask_token_id=drafters.MASK, rope_theta=10000.0)
+BLOCK_GIVEN = LoadOptions(block_size=4)
+POST = LoadOptions(block_size=4, mtp_hidden="post")
+# A window that no context here reaches: formats place it differently, see the test of it below.
+WIDE = 64
 
 
-@pytest.mark.parametrize("format_", drafters.DFLASH_FORMATS)
-def test_dflash_is_the_same_in_every_format(format_: str, tmp_path: Path, place: Place) -> None:
-    options = LoadOptions(layout="fill-in")  # DeepSpec trains this network anchor-first
-    if format_ == "torchspec":
-        options = LoadOptions(layout="fill-in", block_size=drafters.BLOCK)  # a training flag there, in no file
-    if format_ == "training-checkpoint":
-        options = LoadOptions(block_size=4, taps=drafters.TAPS, mask_token_id=drafters.MASK, rope_theta=10000.0)
-    drafter = load(drafters.write_dflash(tmp_path / "d", format_), options, place)
-    plain = load(drafters.write_dflash(tmp_path / "plain", "z-lab"), LoadOptions(), place)
-    named = {"z-lab-new": "z-lab", "fused": "z-lab", "sharded": "z-lab", "pytorch-bin": "z-lab"}
-    assert drafter.spec.format == named.get(format_, format_)
-    assert drafter.from_target == ("embed_tokens", "lm_head")
-    assert_same(drafter, plain)
+@dataclass(frozen=True)
+class Family:
+    """One family's weights in every format.
+
+    Attributes:
+        write: (folder, format) -> path to load.
+        formats: all that it is written in.
+        case: its slow reference.
+        options: what the files of a format leave open.
+        verdicts: what `inspect` calls a format, where the name differs.
+    """
+
+    write: Callable[[Path, str], Path]
+    formats: Sequence[str]
+    case: Callable[[], Case]
+    options: Mapping[str, LoadOptions] = field(default_factory=dict)
+    verdicts: Mapping[str, str] = field(default_factory=dict)
 
 
-@pytest.mark.parametrize("format_", drafters.DSPARK_FORMATS)
-def test_dspark_is_the_same_in_every_format(format_: str, tmp_path: Path, place: Place) -> None:
-    drafter = load(drafters.write_dspark(tmp_path / "d", format_), LoadOptions(), place)
-    plain = load(drafters.write_dspark(tmp_path / "plain", "deepspec"), LoadOptions(), place)
-    assert (drafter.spec.family, drafter.spec.format, drafter.spec.layout) == ("dspark", format_, "anchor-first")
+FAMILIES: dict[str, Family] = {
+    "dflash": Family(
+        drafters.write_dflash,
+        drafters.DFLASH_FORMATS,
+        cases.dflash,
+        {
+            "deepspec": LoadOptions(layout="fill-in"),  # trains this network anchor-first
+            "torchspec": BLOCK_GIVEN,  # a training flag there, in no file
+            "training-checkpoint": ALL_GIVEN,
+        },
+        dict.fromkeys(("z-lab-new", "fused", "sharded", "pytorch-bin", "specforge-export"), "z-lab"),
+    ),
+    "dflash2": Family(
+        partial(drafters.write_dflash2, sliding_window=WIDE),
+        drafters.DFLASH2_FORMATS,
+        partial(cases.dflash2, window=WIDE),
+    ),
+    "dspark": Family(
+        drafters.write_dspark,
+        drafters.DSPARK_FORMATS,
+        partial(cases.dspark, "gated"),
+        verdicts={"specforge-export": "deepspec"},
+    ),
+    "domino": Family(
+        drafters.write_domino,
+        drafters.DOMINO_FORMATS,
+        partial(cases.domino, False, 1),
+        verdicts={"specforge-export": "z-lab"},
+    ),
+    "eagle3": Family(
+        drafters.write_eagle3,
+        drafters.EAGLE3_FORMATS,
+        cases.eagle3,
+        {name: BLOCK_GIVEN for name in drafters.EAGLE3_FORMATS if name != "speculators"},
+        dict.fromkeys(("only-d2t", "only-t2d", "specforge-export"), "eagle"),
+    ),
+    "peagle": Family(
+        drafters.write_peagle, drafters.PEAGLE_FORMATS, cases.peagle, verdicts={"specforge-export": "eagle"}
+    ),
+    "mtp": Family(
+        drafters.write_mtp,
+        drafters.MTP_FORMATS,
+        partial(cases.mtp, "post"),
+        {"target": BLOCK_GIVEN, "speculators": POST},
+    ),
+}
+
+
+@cache
+def reference_of(family: str) -> list[Rows]:
+    """Rows of the slow reference, free-running, for each of `ANCHORS`."""
+    case, found = FAMILIES[family].case(), []
+    for p in ANCHORS:
+        walk = Walk(None, TOP_K)
+        case.expected(p, walk)
+        found.append(walk.rows)
+    return found
+
+
+@cache
+def first_drafts(family: str) -> dict[str, Any]:
+    """Hash and drafts of the first format that was loaded; all others must be the same, bit for bit."""
+    return {}
+
+
+@pytest.mark.parametrize(("family", "format_"), [(n, f) for n, family in FAMILIES.items() for f in family.formats])
+def test_every_format_gives_the_same_logits_and_they_are_those_of_the_slow_reference(
+    family: str, format_: str, tmp_path: Path, place: Place
+) -> None:
+    how = FAMILIES[family]
+    options = how.options.get(format_, LoadOptions())
+    drafter = load(how.write(tmp_path / "d", format_), options, place)
+    assert (drafter.spec.family, drafter.spec.format) == (family, how.verdicts.get(format_, format_))
     assert not [w for w in drafter.spec.warnings if "speculative_tokens" in w]
-    assert_same(drafter, plain)
+    found = drafts(drafter, how.case().states)
+    for row, rows in enumerate(reference_of(family)):
+        assert found.top_ids[row].tolist() == [ids for ids, _ in rows]
+        expected = torch.stack([logprobs for _, logprobs in rows])
+        torch.testing.assert_close(found.top_logprobs[row].double(), expected, **FLOAT32)
+    first = first_drafts(family)
+    if not first:
+        first |= {"sha256": drafter.sha256, "drafts": found, "taps": drafter.spec.taps}
+    assert (drafter.sha256, drafter.spec.taps) == (first["sha256"], first["taps"])
+    assert all(torch.equal(a, b) for a, b in zip(found, first["drafts"], strict=True))
 
 
-@pytest.mark.parametrize("format_", drafters.EAGLE3_FORMATS)
-def test_eagle3_is_the_same_in_every_format(format_: str, tmp_path: Path, place: Place) -> None:
-    options = LoadOptions() if format_ == "speculators" else LoadOptions(block_size=4)
-    drafter = load(drafters.write_eagle3(tmp_path / "d", format_), options, place)
-    plain = load(drafters.write_eagle3(tmp_path / "plain", "eagle"), LoadOptions(block_size=4), place)
-    assert drafter.spec.family == "eagle3"
-    assert_same(drafter, plain)
-
-
-@pytest.mark.parametrize("format_", drafters.DOMINO_FORMATS)
-def test_domino_is_the_same_in_every_format(format_: str, tmp_path: Path, place: Place) -> None:
-    drafter = load(drafters.write_domino(tmp_path / "d", format_), LoadOptions(), place)
-    assert (drafter.spec.family, drafter.spec.format, drafter.spec.layout) == ("domino", format_, "fill-in")
-    assert_same(drafter, load(drafters.write_domino(tmp_path / "plain", "z-lab"), LoadOptions(), place))
-
-
-@pytest.mark.parametrize("format_", drafters.DFLASH2_FORMATS)
-def test_dflash2_is_the_same_in_every_format(format_: str, tmp_path: Path, place: Place) -> None:
+@pytest.mark.parametrize(
+    ("format_", "per_block"), [("z-lab", False), ("training-checkpoint", False), ("speculators", True)]
+)
+def test_a_window_is_placed_as_the_trainer_of_the_format_places_it(
+    format_: str, per_block: bool, tmp_path: Path, place: Place
+) -> None:
+    """speculators opens it once per block, all others for every row: past the window the same weights differ."""
     drafter = load(drafters.write_dflash2(tmp_path / "d", format_), LoadOptions(), place)
-    plain = load(drafters.write_dflash2(tmp_path / "plain", "z-lab"), LoadOptions(), place)
-    assert (drafter.spec.family, drafter.spec.format) == ("dflash2", format_)
-    assert drafter.sha256 == plain.sha256
-    for window in drafter.spec.layers.windows:
-        assert (window.size, window.causal) == (9, False)
-    if format_ == "speculators":
-        return  # its window is placed once per block, the others' per row: long contexts differ by definition
-    assert_same(drafter, plain)
+    case, found = cases.dflash2(per_block=per_block), drafts(drafter)
+    for row, p in enumerate(ANCHORS):
+        walk = Walk(None, TOP_K)
+        case.expected(p, walk)
+        assert found.top_ids[row].tolist() == [ids for ids, _ in walk.rows]
+        expected = torch.stack([logprobs for _, logprobs in walk.rows])
+        torch.testing.assert_close(found.top_logprobs[row].double(), expected, **FLOAT32)
 
 
-@pytest.mark.parametrize("format_", drafters.PEAGLE_FORMATS)
-def test_peagle_is_the_same_in_every_format(format_: str, tmp_path: Path, place: Place) -> None:
-    drafter = load(drafters.write_peagle(tmp_path / "d", format_), LoadOptions(), place)
-    assert (drafter.spec.family, drafter.spec.format) == ("peagle", format_)
-    assert_same(drafter, load(drafters.write_peagle(tmp_path / "plain", "eagle"), LoadOptions(), place))
+COLUMNS = {
+    "z-lab": "z-lab",
+    "speculators": "speculators",
+    "specforge": "SpecForge",
+    "specforge-export": "its export",
+    "torchspec": "TorchSpec",
+    "modelopt": "ModelOpt",
+    "deepspec": "DeepSpec",
+    "eagle": "EAGLE",
+    "target": "target",
+    "training-checkpoint": "own trainer",
+}
 
 
-@pytest.mark.parametrize("format_", drafters.MTP_FORMATS)
-def test_mtp_is_the_same_inside_of_a_target_and_from_its_trainer(format_: str, tmp_path: Path, place: Place) -> None:
-    found = []
-    for name in (format_, "target"):
-        options = LoadOptions(block_size=4, mtp_hidden="post" if name == "speculators" else None)
-        found.append(load(drafters.write_mtp(tmp_path / name, name), options, place))
-    drafter, plain = found
-    assert (drafter.spec.family, drafter.spec.format) == ("mtp", format_)
-    assert drafter.spec.taps == (drafters.TARGET_LAYERS - 1,)
-    assert drafter.spec.layers.rope.dim == 4
-    assert drafter.sha256 == plain.sha256
-    with torch.inference_mode():
-        a, b = (d.network.draft(d.network.fuse(STATES[:1], IDS), ANCHORS, IDS, top_k=6) for d in found)
-    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+def test_the_page_on_formats_marks_exactly_what_is_tested_here() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
+    lines = [[cell.strip().strip("`") for cell in line.strip("|\n").split("|")] for line in page.splitlines()]
+    start = next(i for i, cells in enumerate(lines) if cells[0] == "family" and "SpecForge" in cells)
+    assert lines[start] == ["family", *COLUMNS.values()]
+    marked = {
+        (cells[0], format_)
+        for cells in lines[start + 2 : start + 2 + len(FAMILIES)]
+        for format_, cell in zip(COLUMNS, cells[1:], strict=True)
+        if cell == "yes"
+    }
+    assert marked == {(name, f) for name, family in FAMILIES.items() for f in family.formats if f in COLUMNS}
 
 
 def test_which_state_an_mtp_head_of_a_trainer_reads_must_be_given(tmp_path: Path, place: Place) -> None:

@@ -449,6 +449,14 @@ def fuse_projections(tensors: Mapping[str, Tensor]) -> Tensors:
     return fused
 
 
+def write_state(folder: Path, name: str, config: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
+    """A pickled file of a trainer with its configuration beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(dict(state), folder / name)
+    return folder / name
+
+
 def write_dflash(folder: Path, format_: str) -> Path:
     """The weights of `dflash_tensors()` in one of `DFLASH_FORMATS`; gives the path to load."""
     tensors, config, tables = dflash_tensors(), dflash_config(), shared_tables()
@@ -468,6 +476,9 @@ def write_dflash(folder: Path, format_: str) -> Path:
         torch.save(state, folder / "training_state.pt")
         torch.save({"optimizer": {}, "rng": 0}, folder / "training_state_rank0.pt")
         return folder
+    if format_ == "specforge-export":  # save_pretrained: z-lab's names, and where to find the class
+        own = dflash_config(auto_map={"AutoModel": "dflash.DFlashDraftModel"}, torch_dtype="float32")
+        return write_folder(folder, own, tensors)
     if format_ == "torchspec":
         renamed = {"fc.": "context_proj.", "hidden_norm.": "context_norm.", "norm.": "final_norm."}
         flat = {}
@@ -513,6 +524,7 @@ DFLASH_FORMATS = (
     "z-lab-new",
     "speculators",
     "specforge",
+    "specforge-export",
     "torchspec",
     "modelopt",
     "deepspec",
@@ -544,10 +556,20 @@ def write_dspark(folder: Path, format_: str) -> Path:
         (folder / "config.json").write_text(json.dumps(dflash_config(dflash_config=nested)))
         torch.save({"draft_state_dict": tensors, "strategy": "dspark"}, folder / "training_state.pt")
         return folder
+    if format_ == "specforge-export":  # normalised: DeepSpec's architecture, Markov fields at the top
+        nested = {"target_layer_ids": list(TAPS), "mask_token_id": MASK}
+        markov = {"markov_rank": 6, "markov_head_type": "gated"}
+        own = dflash_config(architectures=["Qwen3DSparkModel"], dflash_config=nested, **markov)
+        return write_folder(folder, own, tensors)
+    if format_ == "training-checkpoint":
+        flagged = dflash_config(
+            dflash_config={"target_layer_ids": list(TAPS), "mask_token_id": MASK, "sample_from_anchor": True}
+        )
+        return write_state(folder, "last.pt", flagged, {"model": {f"module.{n}": t for n, t in tensors.items()}})
     return write_folder(folder, config, tensors)
 
 
-DSPARK_FORMATS = ("deepspec", "speculators", "modelopt", "specforge")
+DSPARK_FORMATS = ("deepspec", "speculators", "modelopt", "specforge", "specforge-export", "training-checkpoint")
 
 
 def write_eagle3(folder: Path, format_: str) -> Path:
@@ -566,6 +588,15 @@ def write_eagle3(folder: Path, format_: str) -> Path:
         return write_folder(folder, _engine_ids(), {n: t for n, t in tensors.items() if n != "t2d"})
     if format_ == "only-t2d":
         return write_folder(folder, _engine_ids(), {n: t for n, t in tensors.items() if n != "d2t"})
+    if format_ == "specforge":
+        state = {"draft_state_dict": tensors, "global_step": 9, "strategy": "eagle3", "world_size": 1}
+        write_state(folder, "training_state.pt", _engine_ids(), state)
+        return folder
+    if format_ == "specforge-export":
+        return write_folder(folder, _engine_ids() | {"torch_dtype": "float32", "tie_word_embeddings": False}, tensors)
+    if format_ == "training-checkpoint":
+        wrapped = {f"module.{name}": t for name, t in tensors.items()}
+        return write_state(folder, "last.pt", _engine_ids(), {"model_state_dict": wrapped, "step": 5})
     return write_folder(folder, _engine_ids(), tensors)
 
 
@@ -573,7 +604,15 @@ def _engine_ids() -> dict[str, Any]:
     return eagle3_config(eagle_aux_hidden_state_layer_ids=[t + 1 for t in TAPS])
 
 
-EAGLE3_FORMATS = ("eagle", "speculators", "only-d2t", "only-t2d")
+EAGLE3_FORMATS = (
+    "eagle",
+    "speculators",
+    "specforge",
+    "specforge-export",
+    "training-checkpoint",
+    "only-d2t",
+    "only-t2d",
+)
 
 
 def write_domino(folder: Path, format_: str) -> Path:
@@ -586,15 +625,19 @@ def write_domino(folder: Path, format_: str) -> Path:
         return folder
     if format_ == "modelopt":
         return write_folder(folder, config, {f"dflash_module.{name}": t for name, t in tensors.items()})
+    if format_ == "specforge-export":
+        return write_folder(folder, config | {"auto_map": {"AutoModel": "domino.DominoDraftModel"}}, tensors)
+    if format_ == "training-checkpoint":
+        return write_state(folder, "last.pt", config, {"net": tensors, "epoch": 1})
     return write_folder(folder, config, tensors)
 
 
-DOMINO_FORMATS = ("z-lab", "specforge", "modelopt")
+DOMINO_FORMATS = ("z-lab", "specforge", "specforge-export", "modelopt", "training-checkpoint")
 
 
-def write_dflash2(folder: Path, format_: str) -> Path:
+def write_dflash2(folder: Path, format_: str, **changes: Any) -> Path:
     """The weights of `dflash2_tensors()` in one of `DFLASH2_FORMATS`."""
-    tensors, config = dflash2_tensors(), dflash2_config()
+    tensors, config = dflash2_tensors(), dflash2_config(**changes)
     if format_ == "speculators":
         extras = {name: config.pop(name) for name in list(config) if name.startswith(("conv_", "selector_"))}
         weights = {f"{name}.weight" if name.endswith("_codebook") else name: t for name, t in tensors.items()}
@@ -619,13 +662,18 @@ def write_peagle(folder: Path, format_: str) -> Path:
         for name in ("target_layer_ids", "mask_token_id", "draft_vocab_size"):
             own["transformer_layer_config"].pop(name)
         return write_folder(folder, own, {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()})
-    ids = [t + 1 for t in TAPS]
-    return write_folder(
-        folder, eagle3_config(2, pard_token=5, block_size=4, eagle_aux_hidden_state_layer_ids=ids), tensors
-    )
+    config = eagle3_config(2, pard_token=5, block_size=4, eagle_aux_hidden_state_layer_ids=[t + 1 for t in TAPS])
+    if format_ == "specforge":
+        write_state(folder, "training_state.pt", config, {"draft_state_dict": tensors, "strategy": "peagle"})
+        return folder
+    if format_ == "specforge-export":
+        return write_folder(folder, config | {"torch_dtype": "float32"}, tensors)
+    if format_ == "training-checkpoint":
+        return write_state(folder, "last.pt", config, {"state_dict": tensors})
+    return write_folder(folder, config, tensors)
 
 
-PEAGLE_FORMATS = ("eagle", "speculators")
+PEAGLE_FORMATS = ("eagle", "speculators", "specforge", "specforge-export", "training-checkpoint")
 
 
 def mtp_config() -> dict[str, Any]:
