@@ -1,6 +1,5 @@
 """`expected/<drafter>/<prompt>.npz`: what sampling would accept at every anchor of one sampled text."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tauscope_client.references.record import Reference
-from tauscope_client.runs.files import safe_name, write_atomically
-from tauscope_wire.errors import ErrorCode, RequestError
+from tauscope_client.runs.array_files import check_belongs, read_arrays, write_arrays
+from tauscope_client.runs.files import safe_name
 
 __all__ = ["Acceptances", "acceptances_path", "has_acceptances", "read_acceptances", "write_acceptances"]
 
@@ -43,10 +42,7 @@ def has_acceptances(run: Path, drafter: str, reference: Reference) -> bool:
 
 def write_acceptances(path: Path, found: Acceptances) -> None:
     """Write atomically."""
-    encoded = np.frombuffer(json.dumps(found.facts, allow_nan=False).encode(), dtype=np.uint8)
-    write_atomically(
-        path, lambda file: np.savez_compressed(file, sampled=found.sampled, greedy=found.greedy, facts_json=encoded)
-    )
+    write_arrays(path, found.facts, sampled=found.sampled, greedy=found.greedy)
 
 
 def read_acceptances(path: Path, reference: Reference) -> Acceptances:
@@ -55,18 +51,6 @@ def read_acceptances(path: Path, reference: Reference) -> Acceptances:
     Raises:
         RequestError: the file is missing, damaged, or belongs to another text.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            facts = json.loads(file["facts_json"].tobytes())
-            found = Acceptances(sampled=file["sampled"], greedy=file["greedy"], facts=facts)
-    except Exception as error:  # zip, zlib, numpy, json and the file system each have their own
-        raise RequestError(
-            f"{path}: damaged or missing ({type(error).__name__}); delete the file and run again",
-            ErrorCode.INVALID_REQUEST,
-        ) from error
-    if (facts.get("turn_id"), facts.get("prompt_sha256")) != (reference.id, reference.prompt_sha256):
-        raise RequestError(
-            f"{path}: belongs to {facts.get('turn_id')!r} with another prompt, not to {reference.id!r}; "
-            "delete the file and run again"
-        )
-    return found
+    arrays, facts = read_arrays(path, ("sampled", "greedy"))
+    check_belongs(path, facts, reference)
+    return Acceptances(**arrays, facts=facts)

@@ -1,6 +1,5 @@
 """`drafts/<drafter>/<prompt>.npz` and `target/<prompt>.npz`: what the services answered for one prompt."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tauscope_client.runs.files import write_atomically
-from tauscope_wire.errors import ErrorCode, RequestError
+from tauscope_client.runs.array_files import read_arrays, write_arrays
 
 __all__ = ["Drafts", "TargetView", "read_drafts", "read_target", "write_drafts", "write_target"]
 
@@ -54,7 +52,7 @@ class TargetView:
 
 def write_drafts(path: Path, drafts: Drafts) -> None:
     """Write atomically."""
-    _write(
+    write_arrays(
         path,
         drafts.facts,
         anchors=drafts.anchors,
@@ -70,13 +68,13 @@ def read_drafts(path: Path) -> Drafts:
     Raises:
         RequestError: the file is missing or damaged.
     """
-    arrays, facts = _read(path, ("anchors", "token_ids", "top_ids", "top_logprobs"))
+    arrays, facts = read_arrays(path, ("anchors", "token_ids", "top_ids", "top_logprobs"))
     return Drafts(**arrays, facts=facts)
 
 
 def write_target(path: Path, view: TargetView) -> None:
     """Write atomically."""
-    _write(
+    write_arrays(
         path,
         view.facts,
         argmax_ids=view.argmax_ids,
@@ -92,23 +90,5 @@ def read_target(path: Path) -> TargetView:
     Raises:
         RequestError: the file is missing or damaged.
     """
-    arrays, facts = _read(path, ("argmax_ids", "top_ids", "top_logprobs", "response_logprobs"))
+    arrays, facts = read_arrays(path, ("argmax_ids", "top_ids", "top_logprobs", "response_logprobs"))
     return TargetView(**arrays, facts=facts)
-
-
-def _write(path: Path, facts: dict[str, Any], **arrays: npt.NDArray[Any]) -> None:
-    encoded = np.frombuffer(json.dumps(facts, allow_nan=False).encode(), dtype=np.uint8)
-    named: dict[str, Any] = {**arrays, "facts_json": encoded}
-    write_atomically(path, lambda file: np.savez_compressed(file, **named))
-
-
-def _read(path: Path, names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in names}
-            return arrays, json.loads(file["facts_json"].tobytes())
-    except Exception as error:  # zip, zlib, numpy, json and the file system each have their own
-        raise RequestError(
-            f"{path}: damaged or missing ({type(error).__name__}); delete the file and run again",
-            ErrorCode.INVALID_REQUEST,
-        ) from error

@@ -6,8 +6,7 @@ import numpy as np
 
 from tauscope_client.metrics import WideRows
 from tauscope_client.references.record import Reference
-from tauscope_client.runs.files import write_atomically
-from tauscope_wire.errors import RequestError
+from tauscope_client.runs.array_files import check_belongs, read_arrays, write_arrays
 
 __all__ = ["read_wide_rows", "write_wide_rows"]
 
@@ -20,13 +19,8 @@ def write_wide_rows(path: Path, rows: WideRows | None, reference: Reference) -> 
             top_ids=np.zeros((0, 1, 1), np.int32),
             top_logprobs=np.zeros((0, 1, 1), np.float32),
         )
-    name = np.frombuffer(f"{reference.id}\n{reference.prompt_sha256}".encode(), dtype=np.uint8)
-    write_atomically(
-        path,
-        lambda file: np.savez_compressed(
-            file, anchors=rows.anchors, top_ids=rows.top_ids, top_logprobs=rows.top_logprobs, of=name
-        ),
-    )
+    facts = {"turn_id": reference.id, "prompt_sha256": reference.prompt_sha256}
+    write_arrays(path, facts, anchors=rows.anchors, top_ids=rows.top_ids, top_logprobs=rows.top_logprobs)
 
 
 def read_wide_rows(path: Path, reference: Reference) -> WideRows | None:
@@ -35,12 +29,7 @@ def read_wide_rows(path: Path, reference: Reference) -> WideRows | None:
     Raises:
         RequestError: the file is missing, damaged, or of another text.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            rows = WideRows(anchors=file["anchors"], top_ids=file["top_ids"], top_logprobs=file["top_logprobs"])
-            of = file["of"].tobytes().decode()
-    except Exception as error:  # zip, zlib, numpy and the file system each have their own
-        raise RequestError(f"{path}: damaged or missing ({type(error).__name__}); delete it and run again") from error
-    if of != f"{reference.id}\n{reference.prompt_sha256}":
-        raise RequestError(f"{path}: belongs to another text than {reference.id!r}; delete the file and run again")
+    arrays, facts = read_arrays(path, ("anchors", "top_ids", "top_logprobs"))
+    check_belongs(path, facts, reference)
+    rows = WideRows(**arrays)
     return rows if rows.anchors.size else None
