@@ -29,7 +29,6 @@ from tauscope_target.duty import SHARED_DUTY, Duty  # noqa: E402
 from tauscope_target.engine import EngineParts, TorchEngine  # noqa: E402
 from tauscope_target.exact import apply_exact, load_kernels  # noqa: E402
 from tauscope_target.fitting import fit_cap  # noqa: E402
-from tauscope_target.forward import LayerStep  # noqa: E402
 from tauscope_target.fused import FLA_CONVOLUTION, FUSED, apply_options  # noqa: E402
 from tauscope_target.jobs import HiddenJob, HiddenResult  # noqa: E402
 from tauscope_target.kernels import (  # noqa: E402
@@ -39,12 +38,12 @@ from tauscope_target.kernels import (  # noqa: E402
     pin_configurations,
     ran_configurations,
 )
-from tauscope_target.layer_parts import mlp_parts  # noqa: E402
 from tauscope_target.loading import LoadingPlan, assemble  # noqa: E402
-from tauscope_target.memory import Budget, ModelSizes, kv_bytes_per_token, mixer_width  # noqa: E402
+from tauscope_target.memory import Budget, ModelSizes  # noqa: E402
 from tauscope_target.modes import ModeDecision, build  # noqa: E402
 from tauscope_target.ring import StreamedWeights  # noqa: E402
 from tauscope_target.selftests import SelfTestPlan, noise_floor, relative_difference, run_self_tests  # noqa: E402
+from tauscope_target.sizes import sizes_of_shapes  # noqa: E402
 from tauscope_target.skeleton import build_skeleton  # noqa: E402
 
 GIB = 1 << 30
@@ -386,31 +385,14 @@ def against_bound(
     return row
 
 
-def sizes_of(anatomy: Anatomy, shape: Shape) -> ModelSizes:
-    """What `model_sizes` reads from a checkpoint's headers."""
-    layers, mlps = [], []
-    for layer in anatomy.layers:
-        inner = layer.layer if isinstance(layer, LayerStep) else layer
-        named = dict(inner.named_parameters())
-        halves = mlp_parts(list(named))
-        layers.append(sum(p.numel() * p.itemsize for p in named.values()))
-        mlps.append(sum(p.numel() * p.itemsize for name, p in named.items() if halves and halves.owns(name)))
-    config = dict(shape.config)
-    itemsize = next(anatomy.model.parameters()).itemsize
-    return ModelSizes(
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
-        num_layers=config["num_hidden_layers"],
-        vocab=config["vocab_size"],
-        layer_bytes=tuple(layers),
-        embedding_bytes=config["vocab_size"] * config["hidden_size"] * itemsize,
-        head_bytes=0,
-        has_head=False,
-        kv_bytes_per_token=kv_bytes_per_token(config, itemsize),
-        mixer_width=mixer_width(config),
-        itemsize=itemsize,
-        mlp_bytes=tuple(mlps) if all(mlps) else (),
-    )
+def sizes_of(shape: Shape, dtype: torch.dtype) -> ModelSizes:
+    """Sizes without a head."""
+    from transformers import Qwen3_5TextConfig
+
+    config = Qwen3_5TextConfig(**shape.config)
+    named = build_skeleton(config, dtype).named_parameters()
+    shapes = {name: tuple(parameter.shape) for name, parameter in named}
+    return sizes_of_shapes(shapes, config.to_dict(), itemsize=dtype.itemsize, with_head=False)
 
 
 def capped(
@@ -419,7 +401,7 @@ def capped(
     """Passes as the service would choose them under a cap on the memory of the process, and one long prompt."""
     runner: Any = engine.parts.runner
     device = engine.parts.device
-    sizes = sizes_of(engine.parts.anatomy, shape)
+    sizes = sizes_of(shape, next(engine.parts.anatomy.model.parameters()).dtype)
     budget = fit_cap(sizes, "streamed", cap, context_bytes=context)
     if budget is None:
         return {"refused": True}
