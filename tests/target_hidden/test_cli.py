@@ -88,6 +88,11 @@ def test_failures_end_with_one_line_and_their_exit_code(
     code, line = outcome(capsys, "--model", str(checkpoint("llama")), "--host", "0.0.0.0")
     assert code == 2
     assert "--open-to-network" in line
+    code, line = outcome(
+        capsys, "--model", str(checkpoint("llama")), "--spill-dir", str(checkpoint("llama") / "config.json")
+    )
+    assert code == 2
+    assert "--spill-dir" in line
     damaged = Path(shutil.copytree(checkpoint("llama"), tmp_path / "damaged"))
     with (damaged / "model.safetensors").open("r+b") as file:
         file.truncate(file.seek(0, 2) - 100)

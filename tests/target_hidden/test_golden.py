@@ -58,3 +58,20 @@ def test_a_folder_that_does_not_exist_is_found_before_the_model_is_loaded(
     arguments = ["golden", "--model", str(checkpoint("llama")), "--out", str(tmp_path / "none" / "g.safetensors")]
     assert main(arguments, environ={}) == 2
     assert "no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [("1,x", "give numbers"), ("1,6", "[1]=6: the model has 6"), ("-2", "[0]=-2"), ("1,1", "twice")],
+)
+def test_wrong_layers_are_found_before_the_model_is_loaded(
+    checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], layers: str, words: str
+) -> None:
+    out = tmp_path / "g.safetensors"
+    assert (
+        main(["golden", "--model", str(checkpoint("llama")), "--out", str(out), f"--layers={layers}"], environ={}) == 2
+    )
+    said = capsys.readouterr().err
+    assert words in said
+    assert "loading" not in said
+    assert not out.exists()

@@ -11,6 +11,8 @@ from kit.engine import Checkpoint, job, random_ids, results
 from kit.models import checkpoint_tensors, rewrite, tiny_hybrid, tiny_llama
 from tauscope_target.checkpoint import open_checkpoint
 from tauscope_target.loading import LoadingPlan, load
+from tauscope_target.modes import ModeRequest
+from tauscope_target.selftests import relative_difference
 from tauscope_target.startup import EngineSettings, start_engine
 from tauscope_target.weights import SafetensorsSource
 from tauscope_wire.errors import CheckpointError, ErrorCode
@@ -177,6 +179,52 @@ def test_an_unknown_model_type_is_unsupported(llama: Path) -> None:
     config = json.loads((llama / "config.json").read_text())
     (llama / "config.json").write_text(json.dumps(config | {"model_type": "no_such_model"}))
     assert refusal(llama).code is ErrorCode.CHECKPOINT_UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("described", "words"),
+    [
+        ({"quant_method": "madeup"}, "cannot load quant_method 'madeup'"),
+        ({"bits": 4}, "names no quant_method"),
+        ("yes", "not a map"),
+    ],
+)
+def test_a_quantisation_that_transformers_does_not_know_is_refused(llama: Path, described: object, words: str) -> None:
+    """transformers itself would skip it with a warning and load what lies there."""
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps(config | {"quantization_config": described}))
+    with pytest.raises(CheckpointError, match=words) as caught:
+        start_engine(EngineSettings(llama, "cpu"))
+    assert caught.value.code is ErrorCode.CHECKPOINT_UNSUPPORTED
+
+
+def test_a_quantised_checkpoint_that_transformers_loads_is_served_and_named_in_the_fingerprint(tmp_path: Path) -> None:
+    """FP8 in blocks, as published checkpoints have it; without a GPU transformers dequantises it."""
+    pytest.importorskip("accelerate")
+    plain = tiny_llama(tmp_path / "plain")
+    folder = Path(shutil.copytree(plain, tmp_path / "fp8"))
+    tensors = checkpoint_tensors(plain)
+    by_hand = dict(tensors)
+    for name in [n for n in tensors if "_proj.weight" in n]:
+        weight = tensors[name].float()
+        blocks = weight.unfold(0, 32, 32).unfold(1, 32, 32)  # [rows, columns, 32, 32]
+        scales = blocks.abs().amax((2, 3)) / 448
+        spread = scales.repeat_interleave(32, 0).repeat_interleave(32, 1)
+        tensors[name] = (weight / spread).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scales
+        by_hand[name] = tensors[name].float() * spread
+    rewrite(folder, tensors)
+    rewrite(plain, by_hand)
+    config = json.loads((folder / "config.json").read_text())
+    described = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": described}))
+    engine = start_engine(EngineSettings(folder, "cpu"))
+    assert engine.facts.numerics.quantization == "fp8"
+    ids = random_ids(30)
+    (ours,), (theirs,) = (results(e, [job(ids, (2,))]) for e in (engine, start_engine(EngineSettings(plain, "cpu"))))
+    assert relative_difference(ours.states, theirs.states) < 1e-5  # float32 on either side; FP8 itself costs 0.3
+    with pytest.raises(CheckpointError, match="only the resident and cpu modes"):
+        start_engine(EngineSettings(folder, "cpu", mode=ModeRequest(weights="streamed")))
 
 
 def test_pickled_weights_load_without_running_code(llama: Path) -> None:

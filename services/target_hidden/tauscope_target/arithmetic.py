@@ -38,7 +38,8 @@ def numbered_devices(numbers: Sequence[int]) -> list[torch.device]:
     count = torch.cuda.device_count()
     for index, number in enumerate(numbers):
         if not 0 <= number < count:
-            raise RequestError(f"--devices [{index}]={number}: torch finds {count} CUDA devices (0..{count - 1})")
+            there = f"{count} CUDA devices (0..{count - 1})" if count else "no CUDA device"
+            raise RequestError(f"--devices [{index}]={number}: torch finds {there}")
         if number in numbers[:index]:
             raise RequestError(f"--devices [{index}]={number}: given twice")
     return [torch.device("cuda", number) for number in numbers]

@@ -6,6 +6,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tauscope_target.checkpoint import CheckpointFolder
+from tauscope_target.quantisation import check_quantiser
 from tauscope_wire.errors import CheckpointError, ErrorCode
 
 
@@ -23,10 +24,11 @@ def read_config(folder: CheckpointFolder) -> Any:
     """The text model's transformers configuration.
 
     Raises:
-        CheckpointError: an unknown model type, or a configuration that transformers refuses.
+        CheckpointError: an unknown model type or quantisation, or a configuration that transformers refuses.
     """
     from transformers import AutoConfig
 
+    check_quantiser(folder)
     try:
         config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError, KeyError, TypeError) as error:

@@ -1,7 +1,7 @@
 """`tauscope-target golden`: capture the states of a few prompts on this machine, for `tauscope parity` on another."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,6 +11,9 @@ from tauscope_target.commands.serve import say
 from tauscope_target.commands.sizes import parse_bytes
 from tauscope_wire.errors import RequestError
 from tauscope_wire.layers import EMBEDDING
+
+if TYPE_CHECKING:
+    from tauscope_target.checkpoint import CheckpointFolder
 
 
 def golden_command(
@@ -30,6 +33,7 @@ def golden_command(
 ) -> None:
     """Write a golden capture."""
     require_extra()
+    from tauscope_target.checkpoint import open_checkpoint
     from tauscope_target.golden import golden_prompts, write_golden
     from tauscope_target.modes import ModeRequest
     from tauscope_target.startup import EngineSettings, start_engine
@@ -37,6 +41,7 @@ def golden_command(
 
     if not out.parent.is_dir():
         raise RequestError(f"--out {out}: no such folder {out.parent}")
+    asked = None if layers is None else _layers(layers, open_checkpoint(model))
     settings = EngineSettings(
         model=model,
         device=device,
@@ -48,7 +53,7 @@ def golden_command(
         ),
     )
     engine = start_engine(settings, progress=LoadingLines(say), say=say)
-    chosen = _layers(layers, engine.facts.deepest_layer)
+    chosen = asked if asked is not None else list(range(EMBEDDING, engine.facts.deepest_layer + 1))
     prompts = golden_prompts(load_tokens(model), engine.facts.model.vocab_size)
     try:
         write_golden(engine, prompts, out, layers=chosen)
@@ -57,10 +62,16 @@ def golden_command(
     say(f"wrote {out}: {len(prompts)} prompts, {len(chosen)} layers, {out.stat().st_size / 1e6:.1f} MB")
 
 
-def _layers(text: str | None, deepest: int) -> list[int]:
-    if text is None:
-        return list(range(EMBEDDING, deepest + 1))
+def _layers(text: str, folder: "CheckpointFolder") -> list[int]:
+    """Layers by id, checked before anything is loaded."""
     try:
-        return [int(part) for part in text.split(",")]
+        chosen = [int(part) for part in text.split(",")]
     except ValueError:
         raise RequestError(f"--layers {text}: give numbers, for example 1,16,31") from None
+    count = folder.text_config.get("num_hidden_layers")
+    for index, layer in enumerate(chosen):
+        if layer < EMBEDDING or (isinstance(count, int) and layer >= count):
+            raise RequestError(f"--layers [{index}]={layer}: the model has {count} decoder layers; -1 is the embedding")
+        if layer in chosen[:index]:
+            raise RequestError(f"--layers [{index}]={layer}: given twice")
+    return chosen

@@ -1,7 +1,7 @@
 """`tauscope-target`: load a model, prove it, serve it."""
 
 from contextlib import closing
-from os import environ
+from os import W_OK, X_OK, access, environ
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -138,6 +138,8 @@ def serve_command(
     check_exposure(serving)
     set_up_logs(log_level)
     _quiet_transformers()
+    _check_folder("--spill-dir", spill_dir)
+    tokens = load_tokens(model) if model.is_dir() else None  # what is wrong shows before weights are read
     with closing(bind(serving)) as listener:
         engine = start_engine(
             EngineSettings(
@@ -165,7 +167,6 @@ def serve_command(
             say(f"self-test {test.name}: {test.status} ({test.detail})")
         if engine.facts.numerics.reference_kernels:
             say("warning: reference kernels for linear attention; drafters trained on fla kernels may look worse here")
-        tokens = load_tokens(model)
         is_streamed = engine.facts.mode == "streamed"
         wait_ms = max_wait_ms if max_wait_ms is not None else (STREAMED_WAIT_MS if is_streamed else 0.0)
         settings = TargetSettings(
@@ -200,6 +201,18 @@ def _numbers(text: str | None) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
         raise RequestError(f"--devices {text}: give numbers, for example 0,1") from None
+
+
+def _check_folder(option: str, path: Path | None) -> None:
+    """Find out before weights are read whether a folder can be used."""
+    if path is None:
+        return
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"{option} {path}: {error.strerror}; give a folder that can be written") from None
+    if not access(path, W_OK | X_OK):
+        raise RequestError(f"{option} {path}: it cannot be written; give another folder")
 
 
 def _quiet_transformers() -> None:
