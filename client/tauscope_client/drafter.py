@@ -8,7 +8,6 @@ from tauscope_wire.connection import Connection
 from tauscope_wire.errors import ErrorCode, NotFoundError
 from tauscope_wire.expectations import DraftExpectation
 from tauscope_wire.messages import (
-    AcceptanceAnswer,
     AcceptanceRequest,
     DrafterCard,
     DrafterList,
@@ -16,8 +15,8 @@ from tauscope_wire.messages import (
     DrafterServiceInfo,
     DraftRequest,
 )
-from tauscope_wire.reader import read_draft
-from tauscope_wire.tensors import DraftAnswer
+from tauscope_wire.reader import read_acceptance, read_draft
+from tauscope_wire.tensors import AcceptanceAnswer, DraftAnswer
 
 __all__ = ["DrafterClient"]
 
@@ -68,8 +67,8 @@ class DrafterClient:
 
     def expected_acceptance(self, request: AcceptanceRequest) -> AcceptanceAnswer:
         """`POST /expected_acceptance`; errors as `draft`."""
-        headers = _hint(request.drafter)
-        return self._connection.post_json("/expected_acceptance", request, AcceptanceAnswer, headers=headers)
+        read = partial(read_acceptance, expect=DraftExpectation.of_acceptance(request))
+        return self._connection.post_tensors("/expected_acceptance", request, read, headers=_hint(request.drafter))
 
     def load(self, request: DrafterLoadRequest) -> DrafterCard:
         """`POST /drafters`."""

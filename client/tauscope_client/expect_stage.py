@@ -75,14 +75,14 @@ def keep_acceptances(
                 progress.note(f"{reference.id}: {error.message}")
                 return
             found = Acceptances(
-                sampled=alphas_of(answer.sampled, card.drafts),
-                greedy=alphas_of(answer.greedy, card.drafts),
+                sampled=alphas_of(answer.sampled),
+                greedy=alphas_of(answer.greedy),
                 facts={
                     "turn_id": reference.id,
                     "prompt_sha256": reference.prompt_sha256,
                     "drafter_sha256": card.sha256,
                     "sampling": vars(sampling),
-                    "warnings": sorted(set(answer.warnings)),
+                    "warnings": sorted(set(answer.drafter.warnings)),
                 },
             )
             write_acceptances(acceptances_path(run, card.name, reference.id), found)

@@ -25,7 +25,8 @@ from tauscope_client.runs.loading import Run
 from tauscope_client.target import TargetClient
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.errors import ErrorCode, GoneError, InternalError
-from tauscope_wire.messages import AcceptanceAnswer, AcceptanceRequest, DrafterCard, HiddenByHandle, HiddenRequest
+from tauscope_wire.messages import AcceptanceRequest, DrafterCard, HiddenByHandle, HiddenRequest
+from tauscope_wire.tensors import AcceptanceAnswer
 
 __all__ = ["Expectation", "Sampling", "alphas_of", "ask_acceptance", "expect_acceptance"]
 
@@ -99,15 +100,15 @@ def expect_acceptance(
         reference = run.references[turn_id]
         for card in cards:
             answer = ask_acceptance(reference, card, cards, sampling, target=target, drafter=drafter, retries=retries)
-            warnings[card.name].update(answer.warnings)
+            warnings[card.name].update(answer.drafter.warnings)
             trace = run.trace(card.name, turn_id)
-            if answer.anchors != trace.anchors.tolist():
+            if not np.array_equal(answer.anchors, trace.anchors) or answer.drafter.drafts != trace.num_drafts:
                 raise InternalError(
-                    f"drafter {card.name!r} answered {len(answer.anchors)} anchors for {trace.anchors.size}",
+                    f"drafter {card.name!r} answered {answer.sampled.shape} chances for {trace.draft_ids.shape} drafts",
                     ErrorCode.UNEXPECTED_ANSWER,
                 )
             for kept, rows in zip(ratios[card.name], (answer.sampled, answer.greedy), strict=True):
-                kept.append(expected_walk(trace, alphas_of(rows, trace.num_drafts)))
+                kept.append(expected_walk(trace, alphas_of(rows)))
             progress.advance(STAGE)
     return [
         Expectation(
@@ -157,10 +158,6 @@ def ask_acceptance(
     raise GoneError(f"the hidden states of {reference.id!r} vanish before the drafter can read them")
 
 
-def alphas_of(rows: Sequence[Sequence[float | None]], num_drafts: int) -> npt.NDArray[np.float64]:
+def alphas_of(rates: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """Acceptances [A, K]; what lies past the end of the text is 0: there is nothing to accept."""
-    alphas = np.zeros((len(rows), num_drafts))
-    for at, row in enumerate(rows):
-        for column, value in enumerate(row):
-            alphas[at, column] = 0.0 if value is None else value
-    return alphas
+    return np.nan_to_num(rates.astype(np.float64))

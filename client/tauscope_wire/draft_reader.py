@@ -15,7 +15,7 @@ from tauscope_wire.parser import PullParser
 from tauscope_wire.payload import read_array
 from tauscope_wire.tensors import DraftAnswer, DrafterSummary
 
-__all__ = ["DRAFT_FIELDS", "MAX_DRAFTS", "DraftReader"]
+__all__ = ["DRAFT_FIELDS", "MAX_DRAFTS", "DraftHead", "DraftReader"]
 
 DRAFT_FIELDS: Final = (
     "schema",
@@ -36,13 +36,63 @@ MAX_DRAFTS: Final = 4096
 """Drafts per anchor, far above any block size in use."""
 
 
-class DraftReader:
-    """One reading of one body; `read` is called once."""
+class DraftHead:
+    """What answers of a drafter have in common: who drafted, for which anchors, and arrays within a budget.
+
+    Args:
+        parser: stands before the body.
+        expect: what was asked for.
+    """
 
     def __init__(self, parser: PullParser, expect: DraftExpectation) -> None:
         self._parser = parser
         self._expect = expect
         self._budget = parser.limits.max_tensor_bytes
+
+    def _drafter(self, fields: FieldWalk) -> DrafterSummary:
+        where = fields.enter("drafter")
+        drafter = read_model(self._parser, where, DrafterSummary)
+        if self._expect.drafter is not None and drafter.name != self._expect.drafter:
+            raise self._parser.fail(
+                f"{where}.name",
+                f"{drafter.name!r} came, {self._expect.drafter!r} was asked for",
+                ErrorCode.LABEL_MISMATCH,
+            )
+        if self._expect.conditions is not None and drafter.conditions != self._expect.conditions:
+            raise self._parser.fail(
+                f"{where}.conditions",
+                f"{drafter.conditions or 'none'} were in force, {dict(self._expect.conditions) or 'none'} asked for",
+                ErrorCode.LABEL_MISMATCH,
+            )
+        if not 1 <= drafter.drafts <= MAX_DRAFTS:
+            raise self._parser.fail(
+                f"{where}.drafts", f"{drafter.drafts} is outside of 1..{MAX_DRAFTS}", ErrorCode.LABEL_MISMATCH
+            )
+        return drafter
+
+    def _anchors(self, fields: FieldWalk) -> npt.NDArray[np.int32]:
+        anchors = self._array(fields, "anchors", "<i4")
+        if len(anchors) and (anchors[0] < 1 or (anchors[1:] <= anchors[:-1]).any()):
+            raise self._parser.fail("anchors", "positions are not ascending from 1 on", ErrorCode.LABEL_MISMATCH)
+        asked = None if self._expect.anchors is None else np.asarray(self._expect.anchors, dtype=np.int64)
+        if asked is not None and not np.array_equal(anchors, asked):
+            raise self._parser.fail(
+                "anchors", f"{_span(anchors)} came, {_span(asked)} were asked for", ErrorCode.LABEL_MISMATCH
+            )
+        return anchors
+
+    def _array(self, fields: FieldWalk, name: str, dtype: str) -> npt.NDArray[Any]:
+        array = read_array(self._parser, dtype, fields.enter(name), max_bytes=self._budget)
+        self._budget -= array.nbytes
+        return array
+
+    def _sized(self, name: str, array: npt.NDArray[Any], count: int, why: str) -> None:
+        if len(array) != count:
+            raise self._parser.fail(name, f"{len(array)} elements, expected {count} ({why})", ErrorCode.LABEL_MISMATCH)
+
+
+class DraftReader(DraftHead):
+    """One reading of one body; `read` is called once."""
 
     def read(self) -> DraftAnswer:
         """Read everything; see `reader.read_draft`."""
@@ -81,38 +131,6 @@ class DraftReader:
             timing_ms=timing_ms,
         )
 
-    def _drafter(self, fields: FieldWalk) -> DrafterSummary:
-        where = fields.enter("drafter")
-        drafter = read_model(self._parser, where, DrafterSummary)
-        if self._expect.drafter is not None and drafter.name != self._expect.drafter:
-            raise self._parser.fail(
-                f"{where}.name",
-                f"{drafter.name!r} came, {self._expect.drafter!r} was asked for",
-                ErrorCode.LABEL_MISMATCH,
-            )
-        if self._expect.conditions is not None and drafter.conditions != self._expect.conditions:
-            raise self._parser.fail(
-                f"{where}.conditions",
-                f"{drafter.conditions or 'none'} were in force, {dict(self._expect.conditions) or 'none'} asked for",
-                ErrorCode.LABEL_MISMATCH,
-            )
-        if not 1 <= drafter.drafts <= MAX_DRAFTS:
-            raise self._parser.fail(
-                f"{where}.drafts", f"{drafter.drafts} is outside of 1..{MAX_DRAFTS}", ErrorCode.LABEL_MISMATCH
-            )
-        return drafter
-
-    def _anchors(self, fields: FieldWalk) -> npt.NDArray[np.int32]:
-        anchors = self._array(fields, "anchors", "<i4")
-        if len(anchors) and (anchors[0] < 1 or (anchors[1:] <= anchors[:-1]).any()):
-            raise self._parser.fail("anchors", "positions are not ascending from 1 on", ErrorCode.LABEL_MISMATCH)
-        asked = None if self._expect.anchors is None else np.asarray(self._expect.anchors, dtype=np.int64)
-        if asked is not None and not np.array_equal(anchors, asked):
-            raise self._parser.fail(
-                "anchors", f"{_span(anchors)} came, {_span(asked)} were asked for", ErrorCode.LABEL_MISMATCH
-            )
-        return anchors
-
     def _top_k(self, num_ids: int, num_rows: int) -> int:
         """k, from the number of ids; without rows from what was asked for."""
         asked = self._expect.top_k
@@ -123,15 +141,6 @@ class DraftReader:
             wanted = "a multiple of" if asked is None else f"{asked} times"
             raise self._parser.fail("top_ids", f"{num_ids} ids, expected {wanted} {num_rows}", ErrorCode.LABEL_MISMATCH)
         return top_k
-
-    def _array(self, fields: FieldWalk, name: str, dtype: str) -> npt.NDArray[Any]:
-        array = read_array(self._parser, dtype, fields.enter(name), max_bytes=self._budget)
-        self._budget -= array.nbytes
-        return array
-
-    def _sized(self, name: str, array: npt.NDArray[Any], count: int, why: str) -> None:
-        if len(array) != count:
-            raise self._parser.fail(name, f"{len(array)} elements, expected {count} ({why})", ErrorCode.LABEL_MISMATCH)
 
 
 def _span(anchors: npt.NDArray[Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.layers import FINAL_NORM, Plane
-from tauscope_wire.messages import DraftRequest, HiddenRequest, LogitsRequest
+from tauscope_wire.messages import AcceptanceRequest, DraftRequest, HiddenRequest, LogitsRequest
 
 __all__ = ["DraftExpectation", "HiddenExpectation"]
 
@@ -63,8 +63,16 @@ class DraftExpectation:
     @classmethod
     def of_request(cls, request: DraftRequest) -> "DraftExpectation":
         """Everything that `request` fixes."""
-        anchors: Sequence[int] = request.anchors if not isinstance(request.anchors, str) else ()
-        if request.anchors == "response":
-            anchors = range(request.response_start, len(request.token_ids) - 1)
         conditions = {} if request.conditions is None else request.conditions.in_force()
-        return cls(drafter=request.drafter, anchors=anchors, top_k=request.top_k, conditions=conditions)
+        return cls(drafter=request.drafter, anchors=_anchors(request), top_k=request.top_k, conditions=conditions)
+
+    @classmethod
+    def of_acceptance(cls, request: AcceptanceRequest) -> "DraftExpectation":
+        """Everything that `request` fixes; expectations are always of the drafter as it was declared."""
+        return cls(drafter=request.drafter, anchors=_anchors(request), conditions={})
+
+
+def _anchors(request: DraftRequest | AcceptanceRequest) -> Sequence[int]:
+    if isinstance(request.anchors, str):
+        return range(request.response_start, len(request.token_ids) - 1)
+    return request.anchors

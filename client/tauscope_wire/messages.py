@@ -14,6 +14,7 @@ from tauscope_wire.layers import Convention
 
 HIDDEN_SCHEMA = "tauscope.hidden/1"
 DRAFT_SCHEMA = "tauscope.draft/1"
+ACCEPTANCE_SCHEMA = "tauscope.acceptance/1"
 
 Role = Literal["system", "user", "assistant", "tool", "developer"]
 
@@ -118,8 +119,8 @@ class TargetInfo(Answer):
     """`GET /info` of the target service.
 
     Attributes:
-        passes: `pass_tokens`, the largest pass, and `longest_tokens`, the longest prompt that fits into memory (None:
-            memory does not bound it).
+        passes: `pass_tokens`, the largest pass, `max_requests`, the most requests that share one, and `longest_tokens`,
+            the longest prompt that fits into memory (None: memory does not bound it).
     """
 
     service: Literal["target"] = "target"
@@ -450,6 +451,8 @@ class DraftRequest(Request):
 class AcceptanceRequest(Request):
     """`POST /expected_acceptance`: what sampling would accept, computed from both distributions.
 
+    The answer is `tensors.AcceptanceAnswer`, a tensor body.
+
     Attributes:
         drafter: name of a loaded drafter.
         hidden: context states by handle; the handle must hold the plane `final_norm` as well.
@@ -468,34 +471,6 @@ class AcceptanceRequest(Request):
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     deadline_s: Annotated[float, Field(gt=0)] | None = None
-
-
-class AcceptanceAnswer(Answer):
-    """Expectations along a given text; not a count of what a server accepted.
-
-    Attributes:
-        drafter: its name.
-        sha256: of its weights.
-        numerics: fingerprint of the drafter service.
-        anchors: positions, ascending.
-        sampled: per anchor and place, the probability that a draft sampled from the drafter is accepted, the sum over
-            x of min(p(x), q(x)); None past the end of the text.
-        greedy: the same for the drafter's best token, p(x*).
-        expected_accepted_sampled: per anchor, the sum over k of the product of the first k of `sampled`, no bonus.
-        expected_accepted_greedy: the same of `greedy`.
-        warnings: what the reader must know.
-    """
-
-    drafter: str
-    sha256: str
-    numerics: Numerics
-    anchors: list[int]
-    sampled: list[list[float | None]]
-    greedy: list[list[float | None]]
-    expected_accepted_sampled: list[float]
-    expected_accepted_greedy: list[float]
-    warnings: list[str] = Field(default_factory=list)
-    timing_ms: dict[str, float] = Field(default_factory=dict)
 
 
 class DrafterLoadRequest(Request):

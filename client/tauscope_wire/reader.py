@@ -1,4 +1,4 @@
-"""Reads the two tensor bodies of SPEC.md into preallocated arrays and rejects everything that is not exactly right.
+"""Reads the tensor bodies of SPEC.md into preallocated arrays and rejects everything that is not exactly right.
 
 Nothing of a rejected body is returned: every problem raises a WireError with a stable code, the place, the value and
 the bound. An `out` array may have been written to by then.
@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy.typing as npt
 
+from tauscope_wire.acceptance_reader import AcceptanceReader
 from tauscope_wire.draft_reader import DraftReader
 from tauscope_wire.expectations import DraftExpectation, HiddenExpectation
 from tauscope_wire.hidden_reader import HiddenReader
 from tauscope_wire.limits import DEFAULT_LIMITS, ReadLimits
 from tauscope_wire.parser import PullParser
 from tauscope_wire.source import Source
-from tauscope_wire.tensors import DraftAnswer, HiddenAnswer
+from tauscope_wire.tensors import AcceptanceAnswer, DraftAnswer, HiddenAnswer
 
-__all__ = ["read_draft", "read_hidden"]
+__all__ = ["read_acceptance", "read_draft", "read_hidden"]
 
 
 def read_hidden(
@@ -63,3 +64,19 @@ def read_draft(
         WireError: as `read_hidden`.
     """
     return DraftReader(PullParser(source, limits), expect or DraftExpectation()).read()
+
+
+def read_acceptance(
+    source: Source, *, expect: DraftExpectation | None = None, limits: ReadLimits = DEFAULT_LIMITS
+) -> AcceptanceAnswer:
+    """Read an answer with expectations.
+
+    Args:
+        source: has `readinto`.
+        expect: drafter and anchors that were asked for; None checks only that the answer agrees with itself.
+        limits: bounds on what the answer may make us allocate.
+
+    Raises:
+        WireError: as `read_hidden`.
+    """
+    return AcceptanceReader(PullParser(source, limits), expect or DraftExpectation()).read()

@@ -15,7 +15,7 @@ from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.layers import Plane
 from tauscope_wire.messages import Answer, ModelInfo, Numerics
 
-__all__ = ["DraftAnswer", "DrafterSummary", "HiddenAnswer", "LogitsSummary"]
+__all__ = ["AcceptanceAnswer", "DraftAnswer", "DrafterSummary", "HiddenAnswer", "LogitsSummary"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -130,4 +130,26 @@ class DraftAnswer:
     token_ids: npt.NDArray[np.int32] = field(repr=False)
     top_ids: npt.NDArray[np.int32] = field(repr=False)
     top_logprobs: npt.NDArray[np.float32]
+    timing_ms: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AcceptanceAnswer:
+    """Answer of `POST /expected_acceptance`: expectations along a given text, not a count of what a server accepted.
+
+    Attributes:
+        drafter: whose drafts; its warnings are for the reader of the expectations too.
+        numerics: fingerprint of the drafter service.
+        anchors: int32 [A], ascending positions.
+        sampled: float32 [A, K], the probability that a draft sampled from the drafter for position anchor + 1 + j is
+            accepted, the sum over x of min(p(x), q(x)); NaN past the end of the text.
+        greedy: float32 [A, K], the same for the drafter's best token x*, p(x*).
+        timing_ms: where the service spent its time.
+    """
+
+    drafter: DrafterSummary
+    numerics: Numerics
+    anchors: npt.NDArray[np.int32]
+    sampled: npt.NDArray[np.float32]
+    greedy: npt.NDArray[np.float32]
     timing_ms: dict[str, float]

@@ -1,4 +1,4 @@
-"""Writes the two tensor bodies of SPEC.md, piece by piece and without copying a payload.
+"""Writes the tensor bodies of SPEC.md, piece by piece and without copying a payload.
 
 Owns order and framing of the fields. Values that are known only at the end (checksums, digest, timings, logits) have a
 fixed length, so that the whole length is known at the start while data is still being computed. Wrong arguments are
@@ -17,12 +17,14 @@ from tauscope_wire.chunks import TensorChunk, chunk_head, chunk_parts, chunks_of
 from tauscope_wire.dtypes import WireDtype, itemsize
 from tauscope_wire.framing import Part, array_header, bin_header, byte_view, entry, map_header, pack
 from tauscope_wire.layers import Plane
-from tauscope_wire.messages import DRAFT_SCHEMA, HIDDEN_SCHEMA, ModelInfo, Numerics
+from tauscope_wire.messages import ACCEPTANCE_SCHEMA, DRAFT_SCHEMA, HIDDEN_SCHEMA, ModelInfo, Numerics
 from tauscope_wire.tensors import DrafterSummary, LogitsSummary
 
-__all__ = ["Body", "TensorChunk", "chunks_of", "draft_body", "hidden_body"]
+__all__ = ["Body", "TensorChunk", "acceptance_body", "chunks_of", "draft_body", "hidden_body"]
 
 _HEX = "0" * HEX_LENGTH
+PAST_THE_TEXT = -1.0
+"""In place of a probability where the text has no token: answers hold no NaN."""
 
 
 def hidden_body(
@@ -159,9 +161,51 @@ def draft_body(
         "top_ids": np.ascontiguousarray(top_ids, dtype="<i4"),
         "top_logprobs": np.ascontiguousarray(top_logprobs, dtype="<f4"),
     }
+    return _arrays_body(DRAFT_SCHEMA, drafter, numerics, arrays, timing_ms)
+
+
+def acceptance_body(
+    *,
+    drafter: DrafterSummary,
+    numerics: Numerics,
+    anchors: npt.NDArray[np.integer[Any]],
+    sampled: npt.NDArray[np.floating[Any]],
+    greedy: npt.NDArray[np.floating[Any]],
+    timing_ms: Mapping[str, float],
+) -> Body:
+    """Body of an answer with expectations (`tauscope.acceptance/1`).
+
+    Args:
+        drafter: whose drafts.
+        numerics: fingerprint of the drafter service.
+        anchors: [A], ascending positions.
+        sampled: [A, K], K = `drafter.drafts`; NaN past the end of the text, written as -1.
+        greedy: the same.
+        timing_ms: all values are read now.
+
+    Raises:
+        ValueError: shapes that contradict each other.
+    """
+    expected = (len(anchors), drafter.drafts)
+    if sampled.shape != expected or greedy.shape != expected:
+        raise ValueError(f"sampled {sampled.shape}, greedy {greedy.shape}: expected twice [A, K] = {expected}")
+    arrays: dict[str, npt.NDArray[Any]] = {"anchors": np.ascontiguousarray(anchors, dtype="<i4")}
+    for name, rates in (("sampled", sampled), ("greedy", greedy)):
+        arrays[name] = np.ascontiguousarray(np.where(np.isnan(rates), PAST_THE_TEXT, rates), dtype="<f4")
+    return _arrays_body(ACCEPTANCE_SCHEMA, drafter, numerics, arrays, timing_ms)
+
+
+def _arrays_body(
+    schema: str,
+    drafter: DrafterSummary,
+    numerics: Numerics,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    timing_ms: Mapping[str, float],
+) -> Body:
+    """A head, arrays with one checksum over all, and the end."""
     parts: list[Part] = [
-        map_header(10),
-        entry("schema", DRAFT_SCHEMA),
+        map_header(6 + len(arrays)),
+        entry("schema", schema),
         entry("drafter", drafter.model_dump(mode="json")),
         entry("numerics", numerics.model_dump(mode="json")),
     ]

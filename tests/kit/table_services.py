@@ -312,14 +312,23 @@ def drafter_app(
             return _error(410, "handle_gone", "no such handle")
         anchors = list(range(start, len(ids) - 1))
         # Certain where the drafter is right, impossible where it is wrong, and unknown past the end of the text.
-        rows = [
-            [float(right_draft(salts[name], a, k)) if a + 1 + k < len(ids) else None for k in range(drafts)]
-            for a in anchors
-        ]
-        answer = {"drafter": name, "sha256": card(name)["sha256"], "numerics": NUMERICS, "anchors": anchors}
-        zeros = [0.0] * len(anchors)
-        expected = {"expected_accepted_sampled": zeros, "expected_accepted_greedy": zeros}
-        return answer | {"sampled": rows, "greedy": rows} | expected
+        rows = np.asarray(
+            [
+                [float(right_draft(salts[name], a, k)) if a + 1 + k < len(ids) else -1.0 for k in range(drafts)]
+                for a in anchors
+            ],
+            "<f4",
+        ).tobytes()
+        fields = {
+            "schema": "tauscope.acceptance/1",
+            "drafter": {key: card(name)[key] for key in SUMMARY_FIELDS} | {"warnings": []},
+            "numerics": NUMERICS,
+            "anchors": np.asarray(anchors, "<i4").tobytes(),
+            "sampled": rows,
+            "greedy": rows,
+        }
+        fields |= {"xxh3_128": _hash(fields["anchors"], rows, rows), "timing_ms": {"draft": 1.0}, "end": True}
+        return Response(msgpack.packb(fields), media_type="application/msgpack")
 
     @app.post("/draft_block")
     async def draft_block(request: Request) -> Response:

@@ -12,7 +12,7 @@ from tauscope_wire.errors import ErrorCode, WireError
 from tauscope_wire.limits import ReadLimits
 from tauscope_wire.parser import PullParser
 from tauscope_wire.payload import first_non_finite
-from tauscope_wire.reader import read_draft, read_hidden
+from tauscope_wire.reader import read_acceptance, read_draft, read_hidden
 from tauscope_wire.source import BytesSource
 from vectors.wire import make
 
@@ -35,7 +35,10 @@ class Unsized:
 
 
 def read(name: str, source: object) -> object:
-    return read_draft(source, expect=make.EXPECT_DRAFT) if name == "draft" else read_hidden(source, expect=EXPECT[name])
+    if name in ("draft", "acceptance"):
+        reader = read_draft if name == "draft" else read_acceptance
+        return reader(source, expect=make.EXPECT_DRAFT)
+    return read_hidden(source, expect=EXPECT[name])
 
 
 @pytest.mark.parametrize("name", GOOD)

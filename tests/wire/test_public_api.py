@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tauscope_wire
+from tauscope_wire.acceptance_reader import ACCEPTANCE_FIELDS
 from tauscope_wire.chunks_reader import CHUNK_FIELDS
 from tauscope_wire.draft_reader import DRAFT_FIELDS
 from tauscope_wire.errors import ErrorCode
@@ -23,11 +24,11 @@ PUBLIC = {
     "connection": ["Connection"],
     "expectations": ["DraftExpectation", "HiddenExpectation"],
     "limits": ["DEFAULT_LIMITS", "ReadLimits"],
-    "reader": ["read_draft", "read_hidden"],
+    "reader": ["read_acceptance", "read_draft", "read_hidden"],
     "source": ["SLICE_BYTES", "BufferedSource", "BytesSource", "IterSource", "Source", "wire_error"],
-    "tensors": ["DraftAnswer", "DrafterSummary", "HiddenAnswer", "LogitsSummary"],
+    "tensors": ["AcceptanceAnswer", "DraftAnswer", "DrafterSummary", "HiddenAnswer", "LogitsSummary"],
     "transport": ["SOURCE", "AnswerStream", "FastTransport"],
-    "writer": ["Body", "TensorChunk", "chunks_of", "draft_body", "hidden_body"],
+    "writer": ["Body", "TensorChunk", "acceptance_body", "chunks_of", "draft_body", "hidden_body"],
 }
 SPEC = (Path(tauscope_wire.__file__).parent / "SPEC.md").read_text()
 
@@ -62,11 +63,13 @@ def rows(section: str) -> list[str]:
 def test_the_specification_lists_the_fields_in_the_order_of_the_reader() -> None:
     hidden, _, rest = SPEC.partition("**Chunks.**")
     chunks, _, rest = rest.partition("**Logits.**")
-    logits, _, draft = rest.partition("## 6. ")
+    logits, _, rest = rest.partition("## 6. ")
+    draft, _, acceptance = rest.partition("## 10. ")
     assert tuple(rows(hidden)) == HIDDEN_FIELDS
     assert tuple(rows(chunks)) == CHUNK_FIELDS
     assert tuple(rows(logits)) == LOGITS_FIELDS
     assert tuple(rows(draft)) == DRAFT_FIELDS
+    assert tuple(rows(acceptance)) == ACCEPTANCE_FIELDS
 
 
 def test_the_specification_names_every_code_of_the_reader_and_its_limits() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tauscope_wire.errors import WireError
-from tauscope_wire.reader import read_draft, read_hidden
+from tauscope_wire.reader import read_acceptance, read_draft, read_hidden
 from tauscope_wire.source import BytesSource
 from vectors.wire import make
 
@@ -17,6 +17,7 @@ EXPECT = {
     "hidden_f32_logits": make.EXPECT_LOGITS,
     "hidden_handle": make.EXPECT_HANDLE,
     "draft": make.EXPECT_DRAFT,
+    "acceptance": make.EXPECT_DRAFT,
 }
 REFUSED = json.loads((make.FOLDER / "refused.json").read_text())
 
@@ -28,6 +29,8 @@ def body(name: str) -> bytes:
 def read(kind: str, source: object) -> object:
     if kind == "draft":
         return read_draft(source, expect=make.EXPECT_DRAFT)
+    if kind == "acceptance":
+        return read_acceptance(source, expect=make.EXPECT_DRAFT)
     return read_hidden(source, expect=EXPECT[kind])
 
 
@@ -97,6 +100,17 @@ def test_a_draft_body_holds_one_row_of_drafts_per_anchor() -> None:
     assert answer.token_ids.tolist() == [[0, 14, 28], [42, 56, 6], [20, 34, 48]]
     assert answer.top_ids[0].tolist() == [[0, 7], [14, 21], [28, 35]]
     assert answer.top_logprobs[2, 2].tolist() == [-0.25, -2.5]
+
+
+def test_an_acceptance_body_holds_one_row_of_chances_per_anchor_and_nothing_past_the_text() -> None:
+    answer = read_acceptance(io.BytesIO(body("acceptance")), expect=make.EXPECT_DRAFT)
+    assert answer.drafter == make.DRAFTER
+    assert answer.anchors.tolist() == [3, 4, 6]
+    assert answer.sampled[:2].tolist() == [[0.5, 0.25, 1.0], [0.0, 0.75, 0.125]]
+    assert answer.greedy[2, :2].tolist() == [0.5, 0.25]
+    assert np.isnan(answer.sampled[2, 2]) and np.isnan(answer.greedy[2, 2])
+    fields = msgpack.unpackb(body("acceptance"))
+    assert np.frombuffer(fields["sampled"], "<f4").reshape(3, 3)[2].tolist() == [1.0, 0.5, -1.0]
 
 
 @pytest.mark.parametrize("name", REFUSED)

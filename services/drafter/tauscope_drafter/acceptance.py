@@ -4,9 +4,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tauscope_drafter.contract import DraftResult
-from tauscope_wire.messages import AcceptanceAnswer, AcceptanceRequest, DrafterCard, DraftRequest, Numerics
-
-Rates = npt.NDArray[np.float32]
+from tauscope_drafter.draft_answers import summary_of
+from tauscope_wire.body import Body
+from tauscope_wire.messages import AcceptanceRequest, DrafterCard, DraftRequest, Numerics
+from tauscope_wire.writer import acceptance_body
 
 
 def draft_request_of(asked: AcceptanceRequest) -> DraftRequest:
@@ -25,29 +26,16 @@ def draft_request_of(asked: AcceptanceRequest) -> DraftRequest:
 
 def acceptance_answer(
     card: DrafterCard, numerics: Numerics, anchors: npt.NDArray[np.int32], result: DraftResult
-) -> AcceptanceAnswer:
-    """Rates [A, K] with NaN past the end of the text as lists with None."""
+) -> Body:
+    """The body of `/expected_acceptance`: rates [A, K]."""
     empty = np.zeros((0, card.drafts), np.float32)
     sampled, greedy = result.rates if result.rates is not None else (empty, empty)
-    return AcceptanceAnswer(
-        drafter=card.name,
-        sha256=card.sha256,
+    warnings = ["an expectation along the given text, not a count of accepted drafts", *result.warnings]
+    return acceptance_body(
+        drafter=summary_of(card, warnings, None),
         numerics=numerics,
-        anchors=anchors.tolist(),
-        sampled=_lists(sampled),
-        greedy=_lists(greedy),
-        expected_accepted_sampled=expected_accepted(sampled).tolist(),
-        expected_accepted_greedy=expected_accepted(greedy).tolist(),
-        warnings=["an expectation along the given text, not a count of accepted drafts", *result.warnings],
+        anchors=anchors,
+        sampled=sampled,
+        greedy=greedy,
         timing_ms=result.timing_ms,
     )
-
-
-def expected_accepted(rates: Rates) -> npt.NDArray[np.float64]:
-    """[A]: sum over k of the product of the first k rates; places past the end of the text count as rejected."""
-    accepted: npt.NDArray[np.float64] = np.nan_to_num(rates.astype(np.float64)).cumprod(-1).sum(-1)
-    return accepted
-
-
-def _lists(rates: Rates) -> list[list[float | None]]:
-    return [[None if np.isnan(value) else float(value) for value in row] for row in rates]

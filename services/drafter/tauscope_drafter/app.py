@@ -32,7 +32,6 @@ from tauscope_serving.packing import fair_pack
 from tauscope_serving.service import Access, create_service, note
 from tauscope_wire.errors import ErrorCode, PermissionDeniedError
 from tauscope_wire.messages import (
-    AcceptanceAnswer,
     AcceptanceRequest,
     DrafterCard,
     DrafterList,
@@ -161,9 +160,10 @@ def create_app(service: DrafterService) -> FastAPI:
         "/expected_acceptance",
         tags=["draft"],
         summary="What sampling would accept, from both distributions",
+        response_class=Response,
         openapi_extra=described_body(AcceptanceRequest),
     )
-    async def expected_acceptance(request: Request, caller: DraftCaller) -> AcceptanceAnswer:
+    async def expected_acceptance(request: Request, caller: DraftCaller) -> Response:
         asked = await read_body(request, AcceptanceRequest, max_bytes=limits.max_body_bytes)
         lease = await asyncio.to_thread(engine.lease, asked.drafter)  # an engine may load it now
         draft = draft_request_of(asked)
@@ -182,8 +182,11 @@ def create_app(service: DrafterService) -> FastAPI:
         result, anchors = await until_disconnect(request, work)
         metrics.tokens.labels(caller.name).inc(len(asked.token_ids))
         drafts.observe(lease.card.name, len(anchors), result.timing_ms)
+        body = acceptance_answer(lease.card, engine.numerics(lease.card), anchors, result)
+        await service.access.quotas.charge_bytes(caller, body.nbytes)
+        metrics.answer_bytes.labels(caller.name).inc(body.nbytes)
         note(request, drafter=lease.card.name, anchors=len(anchors), **result.timing_ms)
-        return acceptance_answer(lease.card, engine.numerics(lease.card), anchors, result)
+        return TensorResponse(body, request_id(request))
 
     @app.get("/drafters", tags=["drafters"], summary="Loaded drafters")
     async def list_drafters(_: Reader) -> DrafterList:

@@ -18,7 +18,20 @@ def draft_answer(
     conditions: DraftConditions | None,
 ) -> Body:
     """The body of `/draft_block`."""
-    summary = DrafterSummary(
+    return draft_body(
+        drafter=summary_of(card, result.warnings, conditions),
+        numerics=numerics,
+        anchors=anchors,
+        token_ids=result.token_ids,
+        top_ids=result.top_ids,
+        top_logprobs=result.top_logprobs,
+        timing_ms=result.timing_ms,
+    )
+
+
+def summary_of(card: DrafterCard, warnings: list[str], conditions: DraftConditions | None) -> DrafterSummary:
+    """The drafter as an answer names it, with what the reader of this answer must know."""
+    return DrafterSummary(
         name=card.name,
         family=card.family,
         block_size=card.block_size,
@@ -26,15 +39,6 @@ def draft_answer(
         drafts=card.drafts,
         taps=card.taps,
         sha256=card.sha256,
-        warnings=result.warnings,
+        warnings=warnings,
         conditions={} if conditions is None else conditions.in_force(),
-    )
-    return draft_body(
-        drafter=summary,
-        numerics=numerics,
-        anchors=anchors,
-        token_ids=result.token_ids,
-        top_ids=result.top_ids,
-        top_logprobs=result.top_logprobs,
-        timing_ms=result.timing_ms,
     )

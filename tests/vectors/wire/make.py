@@ -19,7 +19,7 @@ from tauscope_wire.errors import ErrorCode
 from tauscope_wire.expectations import DraftExpectation, HiddenExpectation
 from tauscope_wire.messages import LogitsRequest, ModelInfo, Numerics
 from tauscope_wire.tensors import DrafterSummary, LogitsSummary
-from tauscope_wire.writer import chunks_of, draft_body, hidden_body
+from tauscope_wire.writer import acceptance_body, chunks_of, draft_body, hidden_body
 
 FOLDER = Path(__file__).parent
 
@@ -160,11 +160,25 @@ def draft() -> bytes:
     ).tobytes()
 
 
+def acceptance() -> bytes:
+    """Three anchors, three drafts; the text ends after two places of the last anchor."""
+    sampled = np.array([[0.5, 0.25, 1.0], [0.0, 0.75, 0.125], [1.0, 0.5, np.nan]], dtype=np.float32)
+    return acceptance_body(
+        drafter=DRAFTER,
+        numerics=NUMERICS,
+        anchors=np.array([3, 4, 6]),
+        sampled=sampled,
+        greedy=sampled * 0.5,
+        timing_ms={"compute": 3.0},
+    ).tobytes()
+
+
 SUCCESS: dict[str, Callable[[], bytes]] = {
     "hidden_bf16": hidden_bf16,
     "hidden_f32_logits": hidden_f32_logits,
     "hidden_handle": hidden_handle,
     "draft": draft,
+    "acceptance": acceptance,
 }
 
 
@@ -212,6 +226,9 @@ def rechecked(edit: Callable[[Any], None]) -> Callable[[Any], None]:
             fields["digest"] = xxhash.xxh3_128_hexdigest(b"".join(map(b"".join, planes)))
         if fields["schema"].startswith("tauscope.draft"):
             bins = [fields[name] for name in ("anchors", "token_ids", "top_ids", "top_logprobs")]
+            fields["xxh3_128"] = xxhash.xxh3_128_hexdigest(b"".join(bins))
+        if fields["schema"].startswith("tauscope.acceptance"):
+            bins = [fields[name] for name in ("anchors", "sampled", "greedy")]
             fields["xxh3_128"] = xxhash.xxh3_128_hexdigest(b"".join(bins))
         if fields.get("logits"):
             names = ("argmax_ids", "top_ids", "top_logprobs", "next_logprobs")
@@ -441,6 +458,26 @@ def logits_and_drafts(made: Refused) -> None:
     drafts("draft_nan", ErrorCode.NON_FINITE_PAYLOAD, "top_logprobs", "top_logprobs", value=nan + nan[:16])
     zeros = put("xxh3_128", value="0" * 32)
     made.edit("draft_checksum", ErrorCode.CHECKSUM_MISMATCH, "xxh3_128", zeros, "draft")
+
+    def acceptances(name: str, code: ErrorCode, where: str, *path: Any, value: Any) -> None:
+        made.edit(name, code, where, rechecked(put(*path, value=value)), "acceptance")
+
+    rates = np.full(9, 0.5, dtype="<f4")
+    for name, wrong in (("above_one", 1.01), ("below_zero", -0.5)):
+        rates[4] = wrong
+        acceptances(f"acceptance_{name}", mismatch, "sampled", "sampled", value=rates.tobytes())
+    acceptances("acceptance_nan", ErrorCode.NON_FINITE_PAYLOAD, "greedy", "greedy", value=nan + rates.tobytes()[4:])
+    acceptances("acceptance_too_few", mismatch, "greedy", "greedy", value=rates.tobytes()[:-4])
+    acceptances("acceptance_of_another_drafter", mismatch, "drafter.name", "drafter", "name", value="step30k")
+    acceptances("acceptance_other_anchors", mismatch, "anchors", "anchors", value=ints(3, 4, 5))
+    made.edit("acceptance_checksum", ErrorCode.CHECKSUM_MISMATCH, "xxh3_128", zeros, "acceptance")
+    made.edit(
+        "acceptance_schema_of_a_draft",
+        ErrorCode.SCHEMA_UNKNOWN,
+        "schema",
+        put("schema", value="tauscope.draft/1"),
+        "acceptance",
+    )
 
 
 def files() -> dict[str, bytes]:
