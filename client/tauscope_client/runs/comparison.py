@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tauscope_client.metrics import TOP_KS
 from tauscope_client.runs.headline import headline_name, is_sampled, tau_label
 
 __all__ = [
@@ -46,10 +47,8 @@ HEADLINES = (
     Headline("tau_prompt_mean", "mean of per-prompt means"),
     Headline("tau_unclipped", "tau, unclipped"),
     Headline("accept_rate", "accepted / drafted", is_share=True),
-    Headline("topk_walk_tau_4", "top-4 walk tau"),
-    Headline("topk_walk_tau_8", "top-8 walk tau"),
-    Headline("topk_streak_4", "top-4 streak"),
-    Headline("topk_streak_8", "top-8 streak"),
+    *(Headline(f"topk_walk_tau_{k}", f"top-{k} walk tau") for k in TOP_KS if k > 1),  # k = 1 is tau
+    *(Headline(f"topk_streak_{k}", f"top-{k} streak") for k in TOP_KS),
     Headline("agreement", "agreement", is_share=True),
 )
 
