@@ -65,6 +65,7 @@ def run_until(words: list[str], moment: str | None, act: Callable[["subprocess.P
     with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
+            print(line, end="")  # shown when the test fails
             if (found := FINISHED.match(line)) is not None and found[1] not in moments:
                 moments.append(found[1])
                 if found[1] == moment:

@@ -16,6 +16,7 @@ class Services(NamedTuple):
 
     target: str
     drafter: str
+    logs: Path
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,7 +29,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     """The demo's two services: drafters `trained` and `early`."""
     logs = tmp_path_factory.mktemp("logs")
     with ExitStack() as stack:
-        yield Services(*(stack.enter_context(service) for service in demo.services(logs)))
+        yield Services(*(stack.enter_context(service) for service in demo.services(logs)), logs)
 
 
 @pytest.fixture(scope="session")

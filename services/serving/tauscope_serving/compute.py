@@ -237,7 +237,10 @@ class ComputeLoop(Generic[J, R]):
             self._passes += 1
             self._failed += failed
             self._consecutive = self._consecutive + 1 if failed else 0
-        self._on_pass(sum(t.cost for t in tickets))
+        try:
+            self._on_pass(sum(t.cost for t in tickets))
+        except Exception as error:  # counting a pass is not worth the thread
+            log.error("a pass could not be counted", exc_info=error)
         for ticket, result in zip(tickets, results, strict=True):
             if isinstance(result, BaseException):
                 fail(ticket, nameless(result))

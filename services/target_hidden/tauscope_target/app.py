@@ -146,7 +146,11 @@ def create_app(
             chat_template=tokens is not None and tokens.has_chat_template,
             store=store.facts(),
             noise_floor=facts.noise_floor,
-            passes={"pass_tokens": facts.pass_tokens, "longest_tokens": facts.longest_tokens},
+            passes={
+                "pass_tokens": facts.pass_tokens,
+                "max_requests": settings.max_batch,
+                "longest_tokens": facts.longest_tokens,
+            },
         )
 
     return app
