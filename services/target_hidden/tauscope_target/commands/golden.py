@@ -1,10 +1,12 @@
 """`tauscope-target golden`: capture the states of a few prompts on this machine, for `tauscope parity` on another."""
 
+from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tauscope_target.allocator import prefer_expandable_segments
 from tauscope_target.commands.extras import require_extra
 from tauscope_target.commands.loading_lines import LoadingLines
 from tauscope_target.commands.serve import say
@@ -33,6 +35,7 @@ def golden_command(
 ) -> None:
     """Write a golden capture."""
     require_extra()
+    prefer_expandable_segments(environ)
     from tauscope_target.checkpoint import open_checkpoint
     from tauscope_target.golden import golden_prompts, write_golden
     from tauscope_target.modes import ModeRequest
