@@ -233,6 +233,37 @@ def test_another_target_is_a_mismatch_with_both_sides(service: Connection, targe
         target.model = own
 
 
+def test_a_drafter_that_reads_no_states_is_compared_with_the_target_all_the_same(
+    service: Connection, target: drafters.StatesServer, engine: Engine
+) -> None:
+    engine.load("lookup", Path("-"), LoadOptions(family="ngram", block_size=4), roots=None)
+    own = target.model
+    try:
+        fitting = draft(service, drafter="lookup", hidden=HiddenByHandle(handle="any"))
+        assert not fitting.drafter.warnings
+        target.model = own.model_copy(update={"vocab_size": 97})
+        with pytest.raises(MismatchError, match="96 tokens, the target's 97") as caught:
+            draft(service, drafter="lookup")
+        assert caught.value.details["drafter"]["name"] == "lookup"
+        target.model = own.model_copy(update={"hidden_size": 64})  # which it does not read
+        assert draft(service, drafter="lookup").token_ids.tolist() == fitting.token_ids.tolist()
+    finally:
+        target.model = own
+        engine.unload("lookup")
+
+
+def test_a_drafter_that_could_not_be_compared_says_so_and_drafts(engine: Engine) -> None:
+    engine.load("lookup2", Path("-"), LoadOptions(family="ngram", block_size=4), roots=None)
+    try:
+        with Connection("http://127.0.0.1:9", timeout_s=5) as nobody:
+            service = DrafterService(engine=engine, states=StatesSource(nobody), limits=SMALL_LIMITS, version="1")
+            with running(create_app(service)) as url, Connection(url) as connection:
+                answer = draft(connection, drafter="lookup2")
+    finally:
+        engine.unload("lookup2")
+    assert len(answer.token_ids) and "was not compared with the target" in answer.drafter.warnings[0]
+
+
 def test_drafters_come_and_go_at_run_time(service: Connection, root: Path) -> None:
     card = service.post_json("/drafters", DrafterLoadRequest(name="b", path=str(root / "other")), DrafterCard)
     assert (card.family, card.format, card.from_target) == ("dflash", "z-lab", ["embed_tokens", "lm_head"])

@@ -67,6 +67,7 @@ async def run_draft(
         states: StatesArray | None = await asyncio.to_thread(fetch, handle, card, asked.token_ids, num_rows)
     else:
         states, context_key = await _states(source, asked, lease, card, num_rows=num_rows, behalf=behalf)
+    doubts = [] if card.taps else await asyncio.to_thread(source.compare, card, key=key, request_id=asked_as)
     reading = (
         {} if states is None or states.way is None else {f"read_{states.way}": 1e3 * (time.perf_counter() - begun)}
     )
@@ -93,7 +94,8 @@ async def run_draft(
         job.stop.set()
     computing = sum(result.timing_ms.values())
     waiting = {"queue": max(0.0, 1e3 * (time.perf_counter() - queued) - computing)}
-    return replace(result, timing_ms={**reading, **waiting, **result.timing_ms}), anchors
+    times = {**reading, **waiting, **result.timing_ms}
+    return replace(result, timing_ms=times, warnings=[*result.warnings, *doubts]), anchors
 
 
 class _Behalf(NamedTuple):

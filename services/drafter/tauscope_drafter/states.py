@@ -162,6 +162,32 @@ class StatesSource:
             self._reads[way] += 1
         return StatesArray(states=found.states, token_ids=found.token_ids, numerics=found.numerics, way=way)
 
+    def compare(self, card: DrafterCard, *, key: str | None = None, request_id: str | None = None) -> list[str]:
+        """Compare a drafter that reads no states, and so never meets those of the target, with the target service.
+
+        Args:
+            card: of the drafter.
+            key: on whose behalf.
+            request_id: of the caller's request.
+
+        Returns:
+            A warning where nothing could be compared; empty also without a target service, when there is none to fit.
+
+        Raises:
+            MismatchError: the target does not fit the drafter.
+        """
+        if self._connection is None:
+            return []
+        try:
+            with self._on_behalf(key) as connection:
+                served = connection.get_json("/info", TargetInfo, request_id=request_id).model
+        except TauscopeError as error:
+            return [
+                f"drafter {card.name} was not compared with the target, which did not say what it is: {error.message}"
+            ]
+        check_served(card, served)
+        return []
+
     @contextmanager
     def _on_behalf(self, key: str | None) -> Iterator[Connection]:
         """A connection with the caller's key; that of the service where no keys are in use."""

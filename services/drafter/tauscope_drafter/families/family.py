@@ -21,8 +21,9 @@ from tauscope_drafter.recording import Judged, JudgeLike, Ranks, Recorder
 from tauscope_drafter.spec import DrafterSpec
 
 _FOLLOWS_LABELS = (
-    "rows follow the text's own tokens: chain acceptance is exact, top-k and tree figures take every row as if the "
-    "tokens before it had been the right ones"
+    "rows follow the text's own tokens: acceptance of chains and of the k best per row is exact (a branch is ranked "
+    "after its own tokens, and the one that counts is the text); trees with a budget are an estimate, because their "
+    "other branches are ranked by the rows of the text"
 )
 
 Shapes = Mapping[str, tuple[int, ...]]
