@@ -1,7 +1,8 @@
 """A reverse proxy on loopback, as operators put before an inference server: it limits, and says when nobody is behind.
 
-Over `limit` requests in a window it answers 429 with `Retry-After`; while the server behind does not answer, 502. What
-the server itself answers passes through, its own refusals too.
+Over `limit` requests in a window it answers 429 with `Retry-After`; a request counts from its start to one window after
+its end, so that a slow server behind does not make the limit a matter of luck. While the server behind does not answer,
+502. What the server itself answers passes through, its own refusals too.
 """
 
 import math
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import Any
 
 __all__ = ["Gateway", "gateway"]
@@ -30,6 +32,7 @@ class Gateway:
         port: of the server behind it.
         limit: requests in a window; None: any number.
         window_s: length of the window.
+        taken: when each request within the window ended, by its number; infinite while it runs.
         statuses: answers given so far, by status: its own and the server's.
     """
 
@@ -39,25 +42,32 @@ class Gateway:
     window_s: float = 1.0
     statuses: Counter[int] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    taken: list[float] = field(default_factory=list)
+    taken: dict[int, float] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=count)
 
-    def wait_s(self) -> float:
-        """Take a place in the window: 0, or the seconds until there is one."""
-        if self.limit is None:
-            return 0.0
+    def enter(self, number: int) -> float:
+        """Take a place in the window for a request: 0, or the seconds until there may be one."""
         with self.lock:
             now = time.monotonic()
-            self.taken = [at for at in self.taken if at > now - self.window_s]
-            if len(self.taken) < self.limit:
-                self.taken.append(now)
+            self.taken = {one: end for one, end in self.taken.items() if end > now - self.window_s}
+            if self.limit is None or len(self.taken) < self.limit:
+                self.taken[number] = math.inf
                 return 0.0
-            return self.taken[0] + self.window_s - now
+            return min(self.window_s, min(self.taken.values()) + self.window_s - now)
 
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         """One request: refused here, or answered by the server."""
-        wait_s = self.wait_s()
+        number = next(self.numbers)
+        wait_s = self.enter(number)
         if wait_s > 0:
             return 429, {"retry-after": str(math.ceil(wait_s))}, b'{"error": {"message": "too many requests"}}'
+        try:
+            return self._ask(method, path, headers, body)
+        finally:
+            with self.lock:
+                self.taken[number] = time.monotonic()
+
+    def _ask(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=UPSTREAM_TIMEOUT_S)
         try:
             connection.request(method, path, body=body or None, headers=_passed(headers))
