@@ -266,6 +266,20 @@ def test_an_entry_larger_than_memory_is_served_from_the_disk(tmp_path: Path) -> 
         assert_equal(found, entry())
 
 
+def test_what_is_shared_later_is_shared_in_its_file_too(tmp_path: Path) -> None:
+    kept = HandleStore(max_bytes=10, ttl_s=100, backing=spill(tmp_path))  # nothing fits into memory
+    own = entry()
+    own.shared = False
+    kept.put(ONE, own)
+    with pytest.raises(GoneError):
+        kept.pin(ONE, "ben")
+    with kept.reading(ONE, "ann") as found:
+        kept.share(ONE, found)
+    for store in (kept, HandleStore(max_bytes=10, ttl_s=100, backing=spill(tmp_path))):
+        with store.reading(ONE, "ben") as found:
+            assert_equal(found, entry())
+
+
 def test_kill_9_during_spills_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     """A process writes handle after handle, says each name once it is written, and is killed in the middle."""
     here = Path(__file__).parent

@@ -92,9 +92,8 @@ class HiddenRoutes:
         job = hidden_job(body, ids, facts=facts, limits=limits, is_cancelled=gone.is_set)
         deadline_s = deadline_of(body.deadline_s, limits)
         handle = await asyncio.to_thread(handle_of, job, self._context, secret=self._secret(caller))
-        found = await asyncio.to_thread(self._found, handle, caller)
+        found = await asyncio.to_thread(self._found, handle, caller, is_shared=body.shared)
         if found is not None:
-            found.shared = found.shared or body.shared  # the handle is keyed by the caller: the states are its own
             return await self._answer(request, caller, body, _Outcome(job, handle, found, is_cached=True))
         await parts.charge(request, caller, num_tokens=job.stop)
         try:
@@ -208,11 +207,20 @@ class HiddenRoutes:
         entry.pins += 1  # last, with nothing awaited after it: a caller who leaves cannot leave a pin behind
         return _Outcome(job, handle, entry, timing_ms=timing)
 
-    def _found(self, handle: str, caller: Principal) -> StoredStates | None:
+    def _found(self, handle: str, caller: Principal, *, is_shared: bool) -> StoredStates | None:
+        """Pinned states of an equal request of this caller: the handle is keyed by it, so they are its own to share."""
+        store = self._parts.store
         try:
-            return self._parts.store.pin(handle, caller.name)
+            entry = store.pin(handle, caller.name)
         except GoneError:
             return None
+        try:
+            if is_shared and not entry.shared:
+                store.share(handle, entry)
+        except BaseException:
+            store.unpin(entry)
+            raise
+        return entry
 
     def _secret(self, caller: Principal) -> bytes:
         """Keyed by service and caller: equal requests of two keys have different handles."""

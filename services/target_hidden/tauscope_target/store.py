@@ -45,9 +45,7 @@ class HandleStore:
     ) -> None:
         self._backing = backing
         self._folder = folder
-        self._max_bytes = max_bytes
-        self._ttl_s = ttl_s
-        self._clock = clock
+        self._max_bytes, self._ttl_s, self._clock = max_bytes, ttl_s, clock
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, StoredStates] = OrderedDict()
         self._bytes = 0
@@ -72,9 +70,7 @@ class HandleStore:
             )
         if self._backing is not None:
             self._backing.write(handle, entry, owner_bytes=owner_bytes)
-            with suppress(TooLargeError, UnavailableError):  # it is safe in its file, memory only makes it faster
-                self._keep(handle, entry, owner_bytes)
-        else:
+        with suppress(*(() if self._backing is None else (TooLargeError, UnavailableError))):  # safe in its file
             self._keep(handle, entry, owner_bytes)
 
     def _keep(self, handle: str, entry: StoredStates, owner_bytes: int | None) -> None:
@@ -183,6 +179,12 @@ class HandleStore:
         with self._lock:
             entry.pins -= 1
 
+    def share(self, handle: str, entry: StoredStates) -> None:
+        """Let other keys read an entry that its owner has pinned, from now on and after a restart."""
+        entry.shared = True
+        if self._backing is not None:
+            self._backing.write(handle, entry)
+
     def delete(self, handle: str, caller: str) -> None:
         """Forget an entry of `caller`; readers that hold it finish undisturbed.
 
@@ -222,8 +224,6 @@ class HandleStore:
 
     def _make_room(self, needed: int, *, of: str | None) -> None:
         """Evict oldest entries (of one owner, or of anybody) until `needed` bytes are freed."""
-        if needed <= 0:
-            return
         now = self._clock()
         candidates = [h for h, e in self._entries.items() if not e.is_held(now) and of in (None, e.owner)]
         if sum(self._entries[h].nbytes for h in candidates) < needed:
