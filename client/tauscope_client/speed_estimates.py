@@ -35,6 +35,7 @@ class SpeedEstimates:
         drafters: by name.
         holds: where they hold, for people.
         cautions: what spoils them, worst first.
+        is_upper_bound: a verification certainly costs more than it was taken for.
     """
 
     statistic: str
@@ -43,12 +44,14 @@ class SpeedEstimates:
     drafters: Mapping[str, DrafterSpeed]
     holds: str
     cautions: tuple[str, ...]
+    is_upper_bound: bool
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `speed.json`."""
         return {
             "schema": SPEED_SCHEMA,
             "is_estimate": True,
+            "is_upper_bound": self.is_upper_bound,
             "statistic": self.statistic,
             "step": self.step.to_dict(),
             "verification": self.verification.to_dict(),
@@ -101,7 +104,9 @@ def estimate_speeds(run: Run, drafts: Mapping[str, Cost], *, step: Cost, verific
             raise RequestError(str(error)) from error
         found[name] = DrafterSpeed(tau=tau, draft=draft, estimate=estimate)
     costs = [step, *drafts.values()]
-    devices = list(dict.fromkeys(cost.device for cost in costs if cost.device is not None))
+    named = dict.fromkeys(cost.device for cost in costs if cost.device is not None)
+    # "cpu" is said already by "cpu (its name)"
+    devices = [one for one in named if not any(other.startswith(f"{one} (") for other in named)]
     if devices:
         holds = f"on {' and '.join(devices)}"
     elif step.origin == "given":
@@ -115,7 +120,13 @@ def estimate_speeds(run: Run, drafts: Mapping[str, Cost], *, step: Cost, verific
         drafters=found,
         holds=holds,
         cautions=tuple(_cautions(step, verification, list(drafts.values()))),
+        is_upper_bound=_is_upper_bound(step, verification),
     )
+
+
+def _is_upper_bound(step: Cost, verification: Cost) -> bool:
+    """On a CPU a verification computes as many positions more, and takes as much longer."""
+    return step.is_of_a_cpu and verification.origin == "assumed"
 
 
 def _cautions(step: Cost, verification: Cost, drafts: list[Cost]) -> list[str]:
@@ -125,7 +136,7 @@ def _cautions(step: Cost, verification: Cost, drafts: list[Cost]) -> list[str]:
             "measured on a CPU: this is about that CPU only and says nothing about a GPU, where drafts, steps and "
             "verifications cost in other proportions"
         )
-    if step.is_of_a_cpu and verification.origin == "assumed":
+    if _is_upper_bound(step, verification):
         cautions.append(
             "on a CPU a verification costs more than a plain step, because it computes as many positions more: the "
             "estimate is an upper bound; give --verify-ms"

@@ -15,6 +15,8 @@ from tauscope_client.references.embedded import EmbeddedSource
 from tauscope_client.references.record import Served
 from tauscope_client.references.source import Completion
 from tauscope_client.references.stored import StoredSource
+from tauscope_client.report.estimates import estimate_notes, estimate_rows
+from tauscope_client.runs.files import write_json
 from tauscope_client.speed_estimates import estimate_speeds
 from tauscope_wire.errors import MismatchError, RequestError
 
@@ -129,10 +131,22 @@ def test_a_draft_on_a_cpu_is_never_put_together_with_a_server_of_another_kind(ru
 
 def test_an_estimate_of_a_cpu_says_that_a_verification_costs_more_there(run):
     cpu = measured("cpu")
-    cautions = " ".join(estimate_speeds(run, {"good": cpu}, step=cpu, verification=assumed(10.0)).cautions)
-    assert "upper bound" in cautions and "no inference engine" in cautions
+    found = estimate_speeds(run, {"good": cpu}, step=measured("cpu (Xeon)"), verification=assumed(10.0))
+    cautions = " ".join(found.cautions)
+    assert found.is_upper_bound and "upper bound" in cautions and "no inference engine" in cautions
+    assert found.holds == "on cpu (Xeon)"
     known = given(150.0, "--verify-ms")
-    assert "upper bound" not in " ".join(estimate_speeds(run, {"good": cpu}, step=cpu, verification=known).cautions)
+    found = estimate_speeds(run, {"good": cpu}, step=cpu, verification=known)
+    assert not found.is_upper_bound and "upper bound" not in " ".join(found.cautions)
+
+
+def test_the_report_calls_a_bound_a_bound(run):
+    cpu = measured("cpu")
+    found = estimate_speeds(run, {"good": cpu}, step=cpu, verification=assumed(10.0))
+    write_json(run.path / "speed.json", found.to_dict())
+    (_, cells, _), (_, costs, _), *_ = estimate_rows(run, ["good"])
+    assert cells[0].startswith("below ") and costs == ("10 ms measured",)
+    assert estimate_notes(run)[-1].endswith("name one with --reference.")
 
 
 def test_a_sample_is_spread_evenly():

@@ -125,6 +125,7 @@ def _show(found: SpeedEstimates) -> None:
     table = Table(title=shown(f"estimated speed-up over plain decoding, {found.holds}"), title_justify="left")
     for head in ("drafter", "tau", "one draft", "speed-up", "95 % of tau", "pays off above tau"):
         table.add_column(head, justify="left" if head == "drafter" else "right")
+    bound = "below " if found.is_upper_bound else ""
     for name, one in found.drafters.items():
         estimate = one.estimate
         ends = "–" if estimate.low is None or estimate.high is None else f"{estimate.low:.2f} to {estimate.high:.2f}"
@@ -132,7 +133,7 @@ def _show(found: SpeedEstimates) -> None:
             shown(name),
             "–" if one.tau.estimate is None else f"{one.tau.estimate:.3f}",
             f"{one.draft.ms:.3g} ms",
-            "–" if estimate.speed_up is None else f"{estimate.speed_up:.2f}",
+            "–" if estimate.speed_up is None else f"{bound}{estimate.speed_up:.2f}",
             ends,
             f"{estimate.break_even_tau:.2f}",
         )

@@ -23,7 +23,8 @@ def estimate_rows(run: Run, names: Sequence[str]) -> tuple[EstimateRow, ...]:
     speed = _read(run, SPEED_FILE)
     if speed.get("schema") == SPEED_SCHEMA:
         definition = DEFINITIONS["speed_up_estimate"]
-        cells = tuple(_cell(speed["drafters"].get(name), "speed_up") for name in names)
+        bound = "below " if speed["is_upper_bound"] else ""
+        cells = tuple(bound + _cell(speed["drafters"].get(name), "speed_up") for name in names)
         rows.append((f"speed-up over plain decoding, {speed['holds']}", cells, definition))
         drafts = [(speed["drafters"].get(name) or {}).get("draft") for name in names]
         rows.append(("cost of one draft", tuple("–" if one is None else _cost(one) for one in drafts), definition))
