@@ -331,7 +331,14 @@ def digest(states: Any) -> str:
     return str(xxhash.xxh3_128(states.view(np.uint8).tobytes()).hexdigest())
 
 
-def measure_streamed(shape: Shape, device: torch.device, report: dict[str, Any], resident: Mapping[str, Any]) -> None:
+def measure_streamed(
+    shape: Shape,
+    device: torch.device,
+    report: dict[str, Any],
+    resident: Mapping[str, Any],
+    *,
+    skipped: frozenset[str],
+) -> None:
     begun = time.perf_counter()
     parts = start(shape, "streamed", device, with_head=False)
     report["load_and_pin_s"] = time.perf_counter() - begun
@@ -352,7 +359,7 @@ def measure_streamed(shape: Shape, device: torch.device, report: dict[str, Any],
         digest(r.states) for r in run(engine, jobs(shape, shape.pass_tokens))
     ] == resident.get("check")
     report["table"] = {}
-    for tokens in shape.sizes:
+    for tokens in () if "table" in skipped else shape.sizes:
         parts.runner.chunk_tokens = min(shape.chunk, tokens)
         report["table"][str(tokens)] = against_bound(engine, shape, tokens, resident, floor)
     report["neighbour"] = neighbour(shape, engine, device)
@@ -418,11 +425,11 @@ def capped(
         torch.cuda.set_per_process_memory_fraction(min(1.0, (cap - context) / total))
     try:
         sizes_in_table = [tokens for tokens in shape.sizes if tokens <= budget.pass_tokens]
-        for tokens in sizes_in_table[-2:]:
+        for tokens in sizes_in_table[-3:]:
             found[f"pass of {tokens}"] = against_bound(engine, shape, tokens, resident, floor)
         longest = shape.long_tokens[-1] if shape.long_tokens[-1] <= (budget.longest_tokens or 0) else None
         if longest is not None:
-            for tokens in shape.long_tokens if cap == int(shape.caps_gib[-1] * GIB) else (longest,):
+            for tokens in shape.long_tokens if cap == int(shape.caps_gib[-1] * GIB) else ():
                 wanted = jobs(shape, tokens, sequence=tokens, last=min(64, tokens))
                 found[f"prompt of {tokens}"] = timed(device, lambda wanted=wanted: run(engine, wanted), 1, warm=False)
     except RuntimeError as error:
@@ -514,7 +521,8 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=Path())
     options.add_argument("--only", default="resident,streamed")
     options.add_argument("--options", action="store_true", help="also the named faster paths (compiles)")
-    options.add_argument("--skip", default="", help="of the resident part: chunks, long")
+    options.add_argument("--skip", default="", help="of the resident part: chunks, long; of the streamed part: table")
+    options.add_argument("--resident", type=Path, help="file of an earlier run to compare streamed passes with")
     options.add_argument("--tiny", action="store_true")
     options.add_argument("--neighbour", action="store_true")
     arguments = options.parse_args()
@@ -534,7 +542,7 @@ def main() -> None:
         "shape": dict(shape.config),
         "taps": shape.taps,
         "pass_tokens": shape.pass_tokens,
-        "resident": {},
+        "resident": json.loads(arguments.resident.read_text())["resident"] if arguments.resident else {},
         "streamed": {},
     }
     signal.signal(signal.SIGTERM, stop)
@@ -544,7 +552,7 @@ def main() -> None:
             if part == "resident":
                 measure_resident(shape, device, report["resident"], with_options=arguments.options, skipped=skipped)
             else:
-                measure_streamed(shape, device, report["streamed"], report["resident"])
+                measure_streamed(shape, device, report["streamed"], report["resident"], skipped=skipped)
         except Exception as error:
             import traceback
 

@@ -4,6 +4,7 @@ One arena and not a pinned tensor per layer: PyTorch's pinned allocator rounds e
 (0.77 GB becomes 1 GiB). The arena is ordinary memory that is registered with the driver once it is filled.
 """
 
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,7 +84,7 @@ class HostArena:
     def __init__(self, layout: ArenaLayout) -> None:
         self.layout = layout
         self._memory = torch.empty(layout.nbytes, dtype=torch.uint8)
-        self._is_registered = False
+        self._unpin: Any = None
 
     def region(self, region: Region) -> torch.Tensor:
         """Bytes of a region, a view."""
@@ -95,7 +96,7 @@ class HostArena:
         Raises:
             UnavailableError: the system refuses to pin that much.
         """
-        if self._is_registered or not self.layout.nbytes:
+        if self._unpin is not None or not self.layout.nbytes:
             return
         driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         result = int(driver.cudaHostRegister(self._memory.data_ptr(), self.layout.nbytes, 0))
@@ -105,14 +106,20 @@ class HostArena:
                 "raise the locked-memory limit (ulimit -l) or the container's memory limit",
                 ErrorCode.OUT_OF_MEMORY,
             )
-        self._is_registered = True
+        # also when nobody calls `close`: pages that are freed while pinned cannot be pinned by their next owner
+        self._unpin = weakref.finalize(self, _unregister, self._memory.data_ptr())
+        self._unpin.atexit = False  # the process takes its pins with it, and CUDA may be gone by then
 
     def close(self) -> None:
         """Undo `register`; the memory itself goes with the object."""
-        if self._is_registered:
-            driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            driver.cudaHostUnregister(self._memory.data_ptr())
-            self._is_registered = False
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
+
+
+def _unregister(address: int) -> None:
+    driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    driver.cudaHostUnregister(address)
 
 
 def _aligned(value: int, alignment: int) -> int:

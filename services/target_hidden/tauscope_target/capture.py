@@ -64,23 +64,24 @@ class Capture:
         needs_last = any(job.final_norm or job.logits is not None for job in self._jobs)
         return self._last if needs_last else max(self._targets, default=EMBEDDING)
 
-    def take(self, layer: int, start: int, hidden: torch.Tensor) -> None:
-        """Copy what is wanted of positions start.. of one layer.
+    def take(self, layer: int, start: int, hidden: torch.Tensor, *, first_row: int = 0) -> None:
+        """Copy what is wanted of positions start.. of some rows of one layer.
 
         Args:
             layer: canonical id.
             start: position of `hidden`'s first column.
-            hidden: [batch, positions, hidden]; must not change afterwards.
+            hidden: [rows, positions, hidden]; must not change afterwards.
+            first_row: of the batch.
         """
         for row, plane in self._targets.get(layer, ()):
-            span = self._span(row, start, hidden.shape[1])
+            span = self._span(row, start, hidden, first_row)
             if span is not None:
-                self._store(row, plane, span[0], hidden[row, span[0] - start : span[1] - start], may_be_zero=layer < 0)
+                self._store(row, plane, span[0], span[1], may_be_zero=layer < 0)
         if layer == self._last:
             for row, job in enumerate(self._jobs):
-                span = self._span(row, start, hidden.shape[1])
+                span = self._span(row, start, hidden, first_row)
                 if span is not None and (job.final_norm or job.logits is not None):
-                    self._finish_rows(row, span[0], hidden[row, span[0] - start : span[1] - start])
+                    self._finish_rows(row, span[0], span[1])
 
     def results(self) -> list[tuple[npt.NDArray[Any], SummaryRows | None] | InternalError]:
         """States and summary per job, or why they cannot be given; waits for copies under way."""
@@ -110,10 +111,13 @@ class Capture:
                 results.append((as_numpy(output), summary))
         return results
 
-    def _span(self, row: int, start: int, width: int) -> tuple[int, int] | None:
+    def _span(self, row: int, start: int, hidden: torch.Tensor, first_row: int) -> tuple[int, torch.Tensor] | None:
+        """First wanted position of a row in `hidden`, and the states from there on that are wanted."""
         job = self._jobs[row]
-        low, high = max(job.start, start), min(job.stop, start + width)
-        return (low, high) if low < high else None
+        low, high = max(job.start, start), min(job.stop, start + hidden.shape[1])
+        if low >= high or not first_row <= row < first_row + len(hidden):
+            return None
+        return low, hidden[row - first_row, low - start : high - start]
 
     def _store(self, row: int, plane: int, position: int, rows: torch.Tensor, *, may_be_zero: bool) -> None:
         """Cast, check and copy rows [r, hidden] that start at `position`."""

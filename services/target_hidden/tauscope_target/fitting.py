@@ -22,12 +22,12 @@ MOST_TOKENS = 16_384
 """Largest pass that is chosen without being asked for: larger ones are no faster per token."""
 LONG_TOKENS = 131_072
 """Prompts of this length should fit: chunks of long passes are made smaller for it."""
-LONG_CHUNKS = (1024, 512)
+LONG_CHUNKS = (4096, 2048, 1024, 512)
 """Chunks of long passes: with a thousand tokens copies of the residual stream hide behind the computation."""
 CHUNK_STEP = 64
 """Chunks are multiples of what gated delta kernels work on at once."""
-BALANCE_TOKENS = 7900
-"""Tokens for which a layer computes as long as its weights take over the bus (14 ms, and 1.8 us a token)."""
+BALANCE_TOKENS = 9700
+"""Tokens for which a layer computes as long as its weights take over the bus (13.8 ms, and 1.4 us a token)."""
 MIXER_COMPUTE = 0.43
 """Share of the mixer in a layer's time."""
 CUT_TOKENS = 130

@@ -1,7 +1,7 @@
 """Runs the decoder over a right-padded batch, layer by layer, and stops after the deepest layer that is wanted.
 
 Every decoder layer is wrapped in a `LayerStep`. While a pass is active the step hands its layer to the pass, which
-makes the weights present, cuts the sequence into chunks where it is longer than `chunk_tokens` allows, and lets the
+makes the weights present, cuts the batch into chunks where it is larger than `chunk_tokens` allows, and lets the
 capture take its rows. Chunks are cut *inside* a layer: all chunks of layer i run before layer i + 1, so weights that
 are streamed travel once per pass, whatever its length, and only one layer's keys, values and states are held at a time.
 
@@ -27,7 +27,7 @@ from tauscope_target.duty import Duty
 from tauscope_target.jobs import HiddenJob
 from tauscope_target.layer_runs import LayerRuns, LayerWeights, Pass
 from tauscope_target.memory import Budget
-from tauscope_target.residual import HostResidual, PinnedMemory
+from tauscope_target.residual import Chunk, HostResidual, PinnedMemory
 from tauscope_wire.layers import EMBEDDING
 
 
@@ -120,6 +120,7 @@ class DecoderRunner:
             self._pass = None
             if active.host is not None:
                 active.host.close()
+            active.room = None  # tracebacks may hold the pass for a while, but need not hold its memory
 
     def adopt(self, budget: Budget) -> None:
         """Run later passes in the sizes of a budget."""
@@ -167,7 +168,7 @@ class DecoderRunner:
             if index == 0 and active.host is None:
                 active.capture.take(EMBEDDING, 0, hidden)
             if deepest == EMBEDDING:
-                for number in range(len(active.host.bounds) if active.host is not None else 0):
+                for number in range(len(active.host.chunks) if active.host is not None else 0):
                     active.check()
                     active.host.load(number)  # type: ignore[union-attr]
                 raise PassEnded
@@ -176,8 +177,7 @@ class DecoderRunner:
             if active is None:
                 output = self._plain(index, layer, hidden, args, kwargs)
             else:
-                width = max(1, self.chunk_tokens // len(hidden))
-                output = self._runs.run(index, layer, hidden, args, kwargs, active=active, width=width)
+                output = self._runs.run(index, layer, hidden, args, kwargs, active=active, tokens=self.chunk_tokens)
         finally:
             self._duty.end()
         if active is not None and index >= deepest:
@@ -196,14 +196,14 @@ class DecoderRunner:
     def _on_host(self, ids: torch.Tensor, active: Pass) -> torch.Tensor:
         """Prepare a residual stream in host memory; gives the placeholder for the decoder's own loop."""
 
-        def source(start: int, stop: int) -> torch.Tensor:
-            rows = self.embed(ids[:, start:stop])
-            active.capture.take(EMBEDDING, start, rows)
-            return rows
+        def source(chunk: Chunk) -> torch.Tensor:
+            embedded = self.embed(ids[chunk.rows, chunk.start : chunk.stop])
+            active.capture.take(EMBEDDING, chunk.start, embedded, first_row=chunk.rows.start)
+            return embedded
 
         placeholder = self._placeholder(*ids.shape)
-        width = max(1, (self.long_chunk_tokens or self.chunk_tokens) // len(ids))
-        active.host = HostResidual(placeholder, width, memory=self._memory, source=source)
+        tokens = self.long_chunk_tokens or self.chunk_tokens
+        active.host = HostResidual(placeholder, tokens, memory=self._memory, source=source)
         return placeholder
 
     def _placeholder(self, batch: int, length: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Runs one layer of a pass: over chunks of columns, in halves where its weights arrive in halves."""
+"""Runs one layer of a pass: over chunks of a batch, in halves where its weights arrive in halves."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tauscope_target.capture import Capture
 from tauscope_target.halves import JUDGED_ROWS, JUDGED_TOKENS, Halves
 from tauscope_target.jobs import HiddenJob
 from tauscope_target.layer_parts import Part
-from tauscope_target.residual import DeviceResidual, HostResidual, Residual
+from tauscope_target.residual import Chunk, DeviceResidual, HostResidual, Residual
 from tauscope_wire.errors import DeadlineError, ErrorCode
 
 
@@ -91,9 +91,9 @@ class LayerRuns:
         kwargs: dict[str, Any],
         *,
         active: Pass,
-        width: int,
+        tokens: int,
     ) -> Any:
-        """Run a layer, or each of its halves, over chunks of columns, carrying keys, values and states.
+        """Run a layer, or each of its halves, over chunks, carrying keys, values and states from columns to columns.
 
         Args:
             index: of the layer.
@@ -102,7 +102,7 @@ class LayerRuns:
             args: positional arguments of the layer; with any, it is not cut.
             kwargs: its keyword arguments.
             active: the pass.
-            width: columns of a chunk on the device.
+            tokens: most of a chunk, with the residual stream on the device.
 
         Returns:
             What the layer returns.
@@ -112,7 +112,7 @@ class LayerRuns:
             residual = active.host
         else:
             is_whole = bool(args) or not self._anatomy.is_chunkable
-            residual = DeviceResidual(hidden, hidden.shape[1] if is_whole else width)
+            residual = DeviceResidual(hidden, None if is_whole else tokens)
         rest: tuple[Any, ...] | None = None  # what an architecture returns beside hidden states
 
         def whole(chunk: torch.Tensor, part: dict[str, Any]) -> torch.Tensor:
@@ -127,17 +127,19 @@ class LayerRuns:
                 ("mixer", lambda chunk, part: self._halves.run_mixer(index, layer, chunk, part)),
                 ("mlp", lambda chunk, part: self._halves.run_mlp(index, layer, chunk)),
             ]
-        carried = self._carried(index, active) if len(residual.bounds) > 1 else None
+        carried: dict[str, Any] = {}
         for number, (name, step) in enumerate(steps):
             self._weights.acquire(index, deepest=active.capture.deepest, part=name)
             try:
-                for chunk, (start, stop) in enumerate(residual.bounds):
+                for place, chunk in enumerate(residual.chunks):
                     active.check()
-                    part = kwargs if carried is None else sliced(kwargs, start, stop) | carried
-                    output = step(residual.load(chunk), part)
+                    if chunk.start == 0 and number == 0:
+                        carried = self._carried(index, active) if chunk.stop < hidden.shape[1] else {}
+                    part = sliced(kwargs, chunk, len(hidden)) | carried if len(residual.chunks) > 1 else kwargs
+                    output = step(residual.load(place), part)
                     if number == len(steps) - 1:
-                        active.capture.take(index, start, output)
-                    residual.store(chunk, output)
+                        active.capture.take(index, chunk.start, output, first_row=chunk.rows.start)
+                    residual.store(place, output)
                     del output
             finally:
                 self._weights.release(index, part=name)
@@ -154,7 +156,9 @@ class LayerRuns:
             probe = torch.randn(shape, generator=random, dtype=hidden.dtype, device=hidden.device)
             self._weights.acquire(index, deepest=active.capture.deepest)
             try:
-                self._halves.judge(index, layer, probe, sliced(kwargs, 0, rows))
+                self._halves.judge(
+                    index, layer, probe, sliced(kwargs, Chunk(slice(0, len(hidden)), 0, rows), len(hidden))
+                )
             finally:
                 self._weights.release(index)
         return self._halves.has(index)
@@ -174,18 +178,20 @@ def first(output: Any) -> torch.Tensor:
     return states
 
 
-def sliced(kwargs: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """A layer's keyword arguments for columns start..stop.
+def sliced(kwargs: dict[str, Any], chunk: Chunk, batch: int) -> dict[str, Any]:
+    """A layer's keyword arguments for a chunk of a batch.
 
     Raises:
         ValueError: an argument is a tensor whose meaning is not known; its layer must not be cut.
     """
+    rows, start, stop = chunk
     part: dict[str, Any] = {}
     for name, value in kwargs.items():
-        if name == "position_embeddings":
-            part[name] = tuple(table[..., start:stop, :] for table in value)
-        elif name in ("position_ids", "cache_position") and value is not None:
-            part[name] = value[..., start:stop]
+        if name == "position_embeddings":  # cosines and sines [batch or 1, seq, dim]
+            part[name] = tuple((table[rows] if len(table) == batch else table)[..., start:stop, :] for table in value)
+        elif name in ("position_ids", "cache_position") and value is not None:  # [.., batch or 1, seq], [seq]
+            of_rows = value[..., rows, :] if value.ndim > 1 and value.shape[-2] == batch else value
+            part[name] = of_rows[..., start:stop]
         elif isinstance(value, torch.Tensor):
             raise ValueError(f"{name} is a tensor: this layer cannot run in chunks")
         else:

@@ -6,8 +6,9 @@ half of a layer and returns, and while one chunk is computed the next one arrive
 device holds a few chunks, however long the prompt is.
 """
 
+import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -18,6 +19,14 @@ NUM_BUFFERS = 3
 """Chunks on the device: one arrives, one is computed, one leaves."""
 KEPT_BYTES = 2 << 30
 """Host memory that is kept from one long pass to the next; pinning it anew takes a second."""
+
+
+class Chunk(NamedTuple):
+    """Part of a right-padded batch: rows, and columns start..stop of them."""
+
+    rows: slice
+    start: int
+    stop: int
 
 
 def chunk_bounds(length: int, width: int) -> list[tuple[int, int]]:
@@ -31,10 +40,24 @@ def chunk_bounds(length: int, width: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], length], strict=True))
 
 
+def cut(batch: int, length: int, tokens: int) -> list[Chunk]:
+    """Cut a batch into chunks of at most `tokens` tokens: whole rows where they fit, else columns of single rows.
+
+    Whole rows carry nothing from chunk to chunk, and a chunk of one row is as fast as one of many.
+    """
+    rows = tokens // length
+    if rows >= batch:
+        return [Chunk(slice(0, batch), 0, length)]
+    if rows:
+        return [Chunk(slice(first, min(first + rows, batch)), 0, length) for first in range(0, batch, rows)]
+    columns = chunk_bounds(length, max(1, tokens))
+    return [Chunk(slice(row, row + 1), start, stop) for row in range(batch) for start, stop in columns]
+
+
 class Residual(Protocol):
     """A residual stream that layers read and replace chunk by chunk."""
 
-    bounds: list[tuple[int, int]]
+    chunks: list[Chunk]
 
     @property
     def hidden(self) -> torch.Tensor:
@@ -42,7 +65,7 @@ class Residual(Protocol):
         ...
 
     def load(self, number: int) -> torch.Tensor:
-        """A chunk [batch, columns, hidden] on the device."""
+        """A chunk [rows, columns, hidden] on the device."""
         ...
 
     def store(self, number: int, output: torch.Tensor) -> None:
@@ -55,25 +78,26 @@ class DeviceResidual:
 
     Args:
         hidden: [batch, seq, hidden]; written over when there are several chunks.
-        width: columns of a chunk.
+        tokens: most tokens of a chunk; None does not cut.
     """
 
-    def __init__(self, hidden: torch.Tensor, width: int) -> None:
+    def __init__(self, hidden: torch.Tensor, tokens: int | None) -> None:
         self.hidden = hidden
-        self.bounds = chunk_bounds(hidden.shape[1], width)
+        batch, length, _ = hidden.shape
+        self.chunks = cut(batch, length, batch * length if tokens is None else tokens)
 
     def load(self, number: int) -> torch.Tensor:
         """A view."""
-        start, stop = self.bounds[number]
-        return self.hidden[:, start:stop] if len(self.bounds) > 1 else self.hidden
+        rows, start, stop = self.chunks[number]
+        return self.hidden[rows, start:stop] if len(self.chunks) > 1 else self.hidden
 
     def store(self, number: int, output: torch.Tensor) -> None:
         """Write over the chunk; one chunk alone is exchanged."""
-        if len(self.bounds) == 1:
+        if len(self.chunks) == 1:
             self.hidden = output
         else:
-            start, stop = self.bounds[number]
-            self.hidden[:, start:stop] = output
+            rows, start, stop = self.chunks[number]
+            self.hidden[rows, start:stop] = output
 
 
 class PinnedMemory:
@@ -118,50 +142,51 @@ class HostResidual:
 
     Args:
         hidden: the placeholder [batch, seq, hidden] that the decoder's loop sees; gives shape, dtype and device.
-        width: columns of a chunk.
+        tokens: most tokens of a chunk.
         memory: where the chunks lie.
-        source: gives columns start..stop of the embedding output [batch, stop - start, hidden] on the device.
+        source: gives a chunk of the embedding output [rows, columns, hidden] on the device.
     """
 
     def __init__(
         self,
         hidden: torch.Tensor,
-        width: int,
+        tokens: int,
         *,
         memory: PinnedMemory,
-        source: Callable[[int, int], torch.Tensor],
+        source: Callable[[Chunk], torch.Tensor],
     ) -> None:
         self.hidden = hidden
-        self.bounds = chunk_bounds(hidden.shape[1], width)
-        self._memory = memory
-        self._source = source
         batch, length, extent = hidden.shape
-        row_bytes = batch * extent * hidden.itemsize
-        room = memory.take(length * row_bytes)
-        self._chunks = [
-            room[start * row_bytes : stop * row_bytes].view(hidden.dtype).view(batch, stop - start, extent)
-            for start, stop in self.bounds
-        ]
-        largest = max(stop - start for start, stop in self.bounds)
-        shape = (NUM_BUFFERS, batch * largest * extent)
-        self._buffers = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
-        self._is_stored = [False] * len(self.bounds)
+        self.chunks = cut(batch, length, tokens)
+        self._memory = memory
+        self._source: Callable[[Chunk], torch.Tensor] | None = source
+        room = memory.take(hidden.numel() * hidden.itemsize).view(hidden.dtype)
+        self._places: list[torch.Tensor] = []
+        taken = 0
+        for rows, start, stop in self.chunks:
+            shape = (rows.stop - rows.start, stop - start, extent)
+            self._places.append(room[taken : taken + math.prod(shape)].view(shape))
+            taken += math.prod(shape)
+        largest = max(place.numel() for place in self._places)
+        self._buffers = torch.empty((NUM_BUFFERS, largest), dtype=hidden.dtype, device=hidden.device)
+        self._is_stored = [False] * len(self.chunks)
         self._turn = 0
         self._arrived: tuple[int, int] | None = None
         self._current: tuple[int, int] | None = None
-        self._copies = TwoWayCopies(hidden.device, num_buffers=NUM_BUFFERS, num_chunks=len(self.bounds))
+        self._copies = TwoWayCopies(hidden.device, num_buffers=NUM_BUFFERS, num_chunks=len(self.chunks))
 
     def load(self, number: int) -> torch.Tensor:
         """A chunk on the device: an embedding output in the first round, later what the last half left."""
         if not self._is_stored[number]:
-            return self._source(*self.bounds[number])
+            assert self._source is not None, "the pass has ended"
+            return self._source(self.chunks[number])
         if self._arrived is None or self._arrived[0] != number:
             self._fetch(number)
         assert self._arrived is not None
         self._current, self._arrived = self._arrived, None
         buffer = self._current[1]
         self._copies.wait_for_arrival(buffer)
-        following = (number + 1) % len(self.bounds)
+        following = (number + 1) % len(self.chunks)
         if following != number and self._is_stored[following]:
             self._fetch(following)
         return self._view(buffer, number)
@@ -175,18 +200,19 @@ class HostResidual:
             self._copies.wait_until_empty(buffer)
         place = self._view(buffer, number)
         place.copy_(output)
-        self._copies.leave(buffer, number, self._chunks[number], place)
+        self._copies.leave(buffer, number, self._places[number], place)
         self._is_stored[number] = True
         self._current = None
 
     def close(self) -> None:
         """Wait for copies under way; then buffers and host memory may be used for something else."""
         self._copies.synchronize()
+        self._source = None  # it refers to the pass, which refers to this: the cycle would hold the device's memory
         self._memory.trim()
 
     def _fetch(self, number: int) -> None:
         buffer = self._next_buffer()
-        self._copies.arrive(buffer, number, self._view(buffer, number), self._chunks[number])
+        self._copies.arrive(buffer, number, self._view(buffer, number), self._places[number])
         self._arrived = (number, buffer)
 
     def _next_buffer(self) -> int:
@@ -194,5 +220,5 @@ class HostResidual:
         return self._turn
 
     def _view(self, buffer: int, number: int) -> torch.Tensor:
-        chunk = self._chunks[number]
+        chunk = self._places[number]
         return self._buffers[buffer, : chunk.numel()].view(chunk.shape)
