@@ -12,7 +12,7 @@ from tauscope_target.attention import causal_attention
 from tauscope_target.engine import TorchEngine
 from tauscope_target.jobs import GenerateJob, GenerateResult, LogitsSpec
 from tauscope_target.modes import ModeRequest
-from tauscope_target.selftests import relative_difference, rows_are_their_own
+from tauscope_target.selftests import BFLOAT16_TOLERANCE, relative_difference, rows_are_their_own
 from tauscope_target.startup import EngineSettings, start_engine
 from tauscope_wire.errors import ErrorCode, TauscopeError
 
@@ -37,7 +37,8 @@ FIELDS = {
 }
 BFLOAT16_NOISE = 0.1
 """Passes of other shapes round elsewhere: in BF16 on a CPU the worst of a thousand rows of this model is 3 % off after
-eight layers, and a row that is not the right one is off by its whole size."""
+eight layers. A typical row must be within this; a single one may be further off, and a row that is not the right one is
+off by its whole size."""
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,11 @@ def start(folder: Path, **mode: object) -> TorchEngine:
 @pytest.fixture(scope="module")
 def resident(folder: Path) -> TorchEngine:
     return start(folder, weights="resident")
+
+
+@pytest.fixture(scope="module")
+def streamed(folder: Path) -> TorchEngine:
+    return start(folder, weights="streamed")
 
 
 def test_a_hybrid_runs_on_fla_kernels_and_says_so_with_pinned_configurations(resident: TorchEngine) -> None:
@@ -74,8 +80,7 @@ def test_a_second_start_has_the_same_fingerprint_and_the_same_bits(folder: Path,
 
 
 @pytest.mark.parametrize("tokens", [64, 1000, 2000])  # twice that is within a pass
-def test_streamed_equals_resident_bit_for_bit(folder: Path, resident: TorchEngine, tokens: int) -> None:
-    streamed = start(folder, weights="streamed")
+def test_streamed_equals_resident_bit_for_bit(streamed: TorchEngine, resident: TorchEngine, tokens: int) -> None:
     jobs = [job(random_ids(tokens, seed=s), (-1, 2, 5, 7), final_norm=True, dtype="bfloat16") for s in (1, 2)]
     for _ in range(5):  # a race between copy and compute would not show every time
         for ours, theirs in zip(results(streamed, jobs), results(resident, jobs), strict=True):
@@ -83,9 +88,8 @@ def test_streamed_equals_resident_bit_for_bit(folder: Path, resident: TorchEngin
 
 
 def test_a_prompt_longer_than_a_pass_takes_its_stream_through_host_memory_bit_for_bit(
-    folder: Path, resident: TorchEngine
+    streamed: TorchEngine, resident: TorchEngine
 ) -> None:
-    streamed = start(folder, weights="streamed")
     wanted = [job(random_ids(9001), (-1, 2, 5, 7), final_norm=True, dtype="bfloat16")]
     found = []
     for engine, device_tokens in ((resident, 4096), (resident, None), (streamed, 4096)):
@@ -101,8 +105,7 @@ def test_a_prompt_longer_than_a_pass_takes_its_stream_through_host_memory_bit_fo
         np.testing.assert_array_equal(states, found[0])
 
 
-def test_a_streamed_head_gives_the_same_best_ids(folder: Path, resident: TorchEngine) -> None:
-    streamed = start(folder, weights="streamed")
+def test_a_streamed_head_gives_the_same_best_ids(streamed: TorchEngine, resident: TorchEngine) -> None:
     wanted = [job(random_ids(700), (), logits=LogitsSpec(4, next_token=True), dtype="bfloat16")]
     (ours,), (theirs,) = results(streamed, wanted), results(resident, wanted)
     assert ours.logits is not None
@@ -124,7 +127,9 @@ def test_rows_of_a_shared_pass_and_of_chunks_are_their_own(resident: TorchEngine
     for one, together, pieces in zip(jobs, shared, chunked, strict=True):
         (alone,) = results(resident, [one])
         for other in (together, pieces):
-            assert relative_difference(other.states, alone.states) < BFLOAT16_NOISE
+            assert relative_difference(other.states, alone.states) < BFLOAT16_TOLERANCE
+            apart = np.linalg.norm(other.states.astype(np.float32) - alone.states.astype(np.float32), axis=-1)
+            assert np.median(apart / np.linalg.norm(alone.states.astype(np.float32), axis=-1)) < BFLOAT16_NOISE
             assert all(rows_are_their_own(a, b) for a, b in zip(other.states, alone.states, strict=True))
 
 
@@ -145,8 +150,9 @@ def test_attention_of_a_later_chunk_is_the_lower_right_triangle(groups: int) -> 
     torch.testing.assert_close(found.transpose(1, 2).float(), expected, atol=2e-2, rtol=2e-2)
 
 
-def test_the_cap_refuses_a_pass_and_the_service_lives(folder: Path) -> None:
-    engine = start(folder, weights="streamed")
+def test_the_cap_refuses_a_pass_and_the_service_lives(streamed: TorchEngine) -> None:
+    engine, runner = streamed, streamed.parts.runner
+    before = runner.chunk_tokens, runner.device_tokens
     total = torch.cuda.mem_get_info()[1]
     ids = random_ids(30_000)
     small = job(random_ids(100), (7,), dtype="bfloat16")
@@ -154,14 +160,15 @@ def test_the_cap_refuses_a_pass_and_the_service_lives(folder: Path) -> None:
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (24 << 20)) / total)
     try:
-        engine.parts.runner.chunk_tokens = 30_000
-        engine.parts.runner.device_tokens = None  # nothing of it goes to host memory
+        runner.chunk_tokens = 30_000
+        runner.device_tokens = None  # nothing of it goes to host memory
         (refused,) = engine.execute([job(ids, (7,), dtype="bfloat16")])
         assert isinstance(refused, TauscopeError)
         assert refused.code is ErrorCode.OUT_OF_MEMORY
-        engine.parts.runner.chunk_tokens = 1024
+        runner.chunk_tokens, runner.device_tokens = before
         (after,) = results(engine, [small])
     finally:
+        runner.chunk_tokens, runner.device_tokens = before
         torch.cuda.set_per_process_memory_fraction(1.0)
     np.testing.assert_array_equal(after.states.view(np.uint16), expected.states.view(np.uint16))
 
