@@ -427,9 +427,9 @@ def capped(
         sizes_in_table = [tokens for tokens in shape.sizes if tokens <= budget.pass_tokens]
         for tokens in sizes_in_table[-3:]:
             found[f"pass of {tokens}"] = against_bound(engine, shape, tokens, resident, floor)
-        longest = shape.long_tokens[-1] if shape.long_tokens[-1] <= (budget.longest_tokens or 0) else None
-        if longest is not None:
-            for tokens in shape.long_tokens if cap == int(shape.caps_gib[-1] * GIB) else ():
+        is_smallest = cap == int(min(shape.caps_gib) * GIB)
+        for tokens in shape.long_tokens if is_smallest else ():
+            if tokens <= (budget.longest_tokens or tokens):
                 wanted = jobs(shape, tokens, sequence=tokens, last=min(64, tokens))
                 found[f"prompt of {tokens}"] = timed(device, lambda wanted=wanted: run(engine, wanted), 1, warm=False)
     except RuntimeError as error:
