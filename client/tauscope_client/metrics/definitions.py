@@ -51,7 +51,7 @@ _FAMILIES = {
 _TREES = {
     "ddtree_tau_{m}": "mean emitted of the walk in which each round verifies the {m} most probable prefixes under the "
     "product of the block's marginals (DDTree, root excluded); null when stored candidates cannot decide every round; "
-    "along sampled text a count too: DDTree verifies each node with one sample of the target, and the text is those",
+    "along sampled text a count too: DDTree verifies nodes by samples of the target, and the text is made of them",
 }
 
 _POPULATIONS = {"walk": "anchors the serving walk visits", "all": "all response anchors"}
