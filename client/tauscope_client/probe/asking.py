@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tauscope_client.drafter import DrafterClient
 from tauscope_client.drafting import MAX_RECOMPUTES
 from tauscope_client.probe.accepted import accepted_at_anchors
-from tauscope_client.probe.conditions import Condition
+from tauscope_client.probe.condition import Condition
 from tauscope_client.references.record import Reference
 from tauscope_client.references.retries import Retries
 from tauscope_client.target import TargetClient

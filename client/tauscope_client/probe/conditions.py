@@ -9,18 +9,11 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Literal, NamedTuple
 
+from tauscope_client.probe.condition import DECLARED, Condition, Counts, Group
 from tauscope_wire.layers import EMBEDDING
 from tauscope_wire.messages import DraftConditions, DrafterCard, TargetInfo
 
-__all__ = ["DECLARED", "NOISE_LEVELS", "Condition", "Counts", "Group", "Plan", "plan_conditions"]
-
-Group = Literal[
-    "declared", "taps", "context", "layout", "block", "rope", "window", "causal", "norm", "order", "tap", "noise"
-]
-
-Counts = Literal["accepted", "first", "uncut"]
-"""What is compared at every anchor: `accepted` drafts, of as many as both sides draft; whether the `first` draft is
-right; or accepted drafts `uncut`, of as many as each side drafts."""
+__all__ = ["NOISE_LEVELS", "Plan", "plan_conditions"]
 
 NOISE_LEVELS = (0.013, 0.03, 0.085, 0.2, 0.5)
 """Relative noise on the states; the first and the third bracket what another kernel does to them (`dependence`)."""
@@ -30,32 +23,6 @@ _THETAS = (1e4, 1e5, 5e5, 1e6, 1e7)
 
 _WINDOWS = (128, 512, 2048, 4096)
 """Windows tried on a drafter that declares none, where texts are longer."""
-
-
-@dataclass(frozen=True)
-class Condition:
-    """One way to draft.
-
-    Attributes:
-        name: unique, short, as tables show it.
-        group: what it changes; the best of a group is its finding.
-        conditions: what the drafter service is asked for, None for the declared condition.
-        is_suspect: whether winning would be a finding.
-        meaning: a sentence about the drafter, for when it wins (suspects only).
-        advice: what to do then.
-        counts: what is compared.
-    """
-
-    name: str
-    group: Group
-    conditions: DraftConditions | None = None
-    is_suspect: bool = False
-    meaning: str = ""
-    advice: str = ""
-    counts: Counts = "accepted"
-
-
-DECLARED = Condition("declared", "declared")
 
 
 class Plan(NamedTuple):

@@ -9,7 +9,8 @@ import numpy as np
 
 from tauscope_client.failures import Failure, concerns_one_prompt
 from tauscope_client.probe.asking import Asker
-from tauscope_client.probe.conditions import Condition, Plan
+from tauscope_client.probe.condition import Condition
+from tauscope_client.probe.conditions import Plan
 from tauscope_client.probe.effects import Text
 from tauscope_client.progress import Progress
 from tauscope_client.references.record import Reference, ids_sha256

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tauscope_client.probe.conditions import DECLARED, Condition
+from tauscope_client.probe.condition import DECLARED, Condition
 from tauscope_client.probe.sign_flips import FloatArray, judge_differences
 
 __all__ = ["LEVEL", "Effect", "Text", "effects_of"]

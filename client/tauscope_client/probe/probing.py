@@ -13,7 +13,8 @@ from tauscope_client.drafter import DrafterClient
 from tauscope_client.failures import Failure
 from tauscope_client.pairing import check_pair, pair_warnings
 from tauscope_client.probe.asking import Asker, layers_needed
-from tauscope_client.probe.conditions import DECLARED, plan_conditions
+from tauscope_client.probe.condition import DECLARED
+from tauscope_client.probe.conditions import plan_conditions
 from tauscope_client.probe.dependence import dependence_of
 from tauscope_client.probe.drafting import Drafting
 from tauscope_client.probe.effects import Effect, Text, effects_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tauscope_client.probe.conditions import Counts
+from tauscope_client.probe.condition import Counts
 from tauscope_client.probe.effects import Effect
 from tauscope_client.probe.verdict import FIRST_FLOOR
 from tauscope_client.runs.files import write_json, write_text

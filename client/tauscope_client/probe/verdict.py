@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from tauscope_client.metrics.intervals import FEW_PROMPTS
-from tauscope_client.probe.conditions import Counts
+from tauscope_client.probe.condition import Counts
 from tauscope_client.probe.effects import Effect
 
 __all__ = ["ALPHA", "FIRST_FLOOR", "MIN_GAIN", "MIN_GAIN_RATIO", "Verdict", "floor_of", "judge"]

@@ -5,7 +5,8 @@ import pytest
 from kit.probe import CARD
 from kit.table_services import LIMITS, MODEL, NUMERICS
 from tauscope_client.probe.asking import layers_needed
-from tauscope_client.probe.conditions import DECLARED, plan_conditions
+from tauscope_client.probe.condition import DECLARED
+from tauscope_client.probe.conditions import plan_conditions
 from tauscope_wire.messages import DrafterCard, TargetInfo
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tauscope_client.probe.conditions import DECLARED, Condition
+from tauscope_client.probe.condition import DECLARED, Condition
 from tauscope_client.probe.effects import Text, effects_of
 from tauscope_client.probe.verdict import MIN_GAIN, floor_of, judge
 from tauscope_wire.messages import DraftConditions
