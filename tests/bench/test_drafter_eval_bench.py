@@ -2,8 +2,8 @@
 
 The loop is a fair one: keys, values and recurrent state of the target are cached. A hybrid's state cannot be rolled
 back, so each round verifies on a copy and feeds the accepted tokens to the original. The evaluation goes through both
-services over HTTP, as `tauscope eval` does: two texts in flight, so that the target computes the states of one while the
-drafter drafts another; beside it one request at a time. Loop and services have one thread each: the loop is one
+services over HTTP, as `tauscope eval` does: two texts in flight, so that the target computes the states of one while
+the drafter drafts another; beside it one request at a time. Loop and services have one thread each: the loop is one
 process, the services are two. Prints ratios and tau of both, asserts no time.
 """
 

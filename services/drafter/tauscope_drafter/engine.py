@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 
 # Memory of the activations of one batch of anchors; small batches keep a CPU's caches warm, a GPU needs full tiles.
 BATCH_BYTES = {"cpu": 16 << 20, "cuda": 1152 << 20}
-# More anchors than this in a batch only lengthen the masked part of attention (see network.attention). On an H200 the
-# whole of a sample at real size was fastest at the largest batch tried, 256 (docs/benchmarks.md).
+# More anchors than this in a batch only lengthen the masked part of attention (see network.attention). On an H200,
+# where a kernel has no such part, twice as many gained 1 % at real size for twice the memory (docs/benchmarks.md).
 MAX_BATCH_ANCHORS = {"cpu": 32, "cuda": 256}
 
 

@@ -16,10 +16,10 @@ CONTEXT_BYTES = 640 << 20  # what a CUDA process takes before its first tensor: 
 RESERVE_BYTES = 128 << 20  # left free below the cap: slack of the allocator
 MIN_BATCH_ANCHORS = 8
 MIN_LOGITS_ROWS = 64  # rows of logits ranked together; fewer read the head more often than they use it
-USEFUL_LOGITS_ROWS, USEFUL_ANCHORS = 1024, 256  # the largest tried on an H200, and the fastest (docs/benchmarks.md)
+USEFUL_LOGITS_ROWS, USEFUL_ANCHORS = 1024, 256  # twice as many anchors gained 1 % on an H200 (docs/benchmarks.md)
 LOGITS_SHARE = 0.7  # of what is free beside the weights; the rest is for activations
 LOGIT_BYTES = 12  # see head._BYTES_PER_LOGIT
-MATRIX_SHARE = 0.65  # assumed share of the matrix rate that drafting reaches; tests/bench/h200_drafter.py measures it
+MATRIX_SHARE = 0.65  # of the matrix rate: an H200 with attention in parts; 0.87 with the kernel (docs/benchmarks.md)
 BYTES_PER_WEIGHT = {"cuda": 2, "cpu": 4}  # BF16 on a GPU, float32 on a CPU
 PIPELINE_SLOTS = 2  # copies of a streamed weight that may be alive: the one in use and the next
 
