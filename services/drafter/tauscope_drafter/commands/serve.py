@@ -5,13 +5,24 @@ from collections.abc import Mapping
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tauscope_drafter.checkpoint.options import parse_drafter
 from tauscope_drafter.commands.extras import require_extra
 from tauscope_drafter.commands.sizes import parse_bytes
+from tauscope_serving.options import (
+    HostOption,
+    KeysOption,
+    LogLevelOption,
+    MaxQueuedOption,
+    OpenOption,
+    PortOption,
+    TlsCertOption,
+    TlsKeyOption,
+    UdsOption,
+)
 from tauscope_wire.errors import RequestError
 from tauscope_wire.tracing import active_tracing
 
@@ -81,20 +92,18 @@ def serve_command(
         list[Path] | None,
         typer.Option(help="Folder that POST /drafters may load from, repeatable. Without one it loads nothing."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")] = 30020,
-    uds: Annotated[Path | None, typer.Option(help="Unix socket to listen on instead.")] = None,
-    keys: Annotated[Path | None, typer.Option(help="File of API keys (`keys add`).")] = None,
-    open_to_network: Annotated[
-        bool, typer.Option("--open-to-network", help="Serve a network address without keys.")
-    ] = False,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) for HTTPS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 30020,
+    uds: UdsOption = None,
+    keys: KeysOption = None,
+    open_to_network: OpenOption = False,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Longest sequence.")] = 262144,
     max_anchors: Annotated[int, typer.Option(min=1, help="Most anchors of one request.")] = 16384,
     max_top_k: Annotated[int, typer.Option(min=1, max=1024, help="Most candidates per row.")] = 1024,
-    max_queued: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 256,
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="Of the log.")] = "info",
+    max_queued: MaxQueuedOption = 256,
+    log_level: LogLevelOption = "info",
 ) -> None:
     """Serve drafters until SIGTERM; runs when no other command is given."""
     if context.invoked_subcommand is not None:

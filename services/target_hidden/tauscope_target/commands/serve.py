@@ -7,6 +7,17 @@ from typing import Annotated, Literal
 
 import typer
 
+from tauscope_serving.options import (
+    HostOption,
+    KeysOption,
+    LogLevelOption,
+    MaxQueuedOption,
+    OpenOption,
+    PortOption,
+    TlsCertOption,
+    TlsKeyOption,
+    UdsOption,
+)
 from tauscope_target.allocator import prefer_expandable_segments
 from tauscope_target.commands.extras import require_extra
 from tauscope_target.commands.loading_lines import LoadingLines
@@ -84,17 +95,15 @@ def serve_command(
     max_layers: Annotated[int, typer.Option(min=1, help="Most layers of one request.")] = 64,
     max_answer: Annotated[str, typer.Option(help="Largest answer.")] = "4GiB",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest generation.")] = 8192,
-    max_queued: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 256,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")] = 30010,
-    uds: Annotated[Path | None, typer.Option(help="Unix socket to listen on instead.")] = None,
-    keys: Annotated[Path | None, typer.Option(help="File of API keys (`keys add`).")] = None,
-    open_to_network: Annotated[
-        bool, typer.Option("--open-to-network", help="Serve a network address without keys.")
-    ] = False,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) for HTTPS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="Of the log.")] = "info",
+    max_queued: MaxQueuedOption = 256,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 30010,
+    uds: UdsOption = None,
+    keys: KeysOption = None,
+    open_to_network: OpenOption = False,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    log_level: LogLevelOption = "info",
 ) -> None:
     """Serve a model's hidden layers until SIGTERM; runs when no other command is given."""
     if context.invoked_subcommand is not None:
