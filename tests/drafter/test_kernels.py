@@ -20,6 +20,7 @@ if not INTERPRETED and not torch.cuda.is_available():
 from tauscope_drafter.kernels.attention import attend_fused  # noqa: E402
 from tauscope_drafter.kernels.ranking import BLOCK, MAX_TOP_K, rank_fused, takes  # noqa: E402
 
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu]  # `make test-gpu` runs them on a device
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 KV, GROUPS, HD, LENGTH, BLOCK_SIZE = 2, 3, 16, 100, 5
 # Interpreted in float32: sums in another order. On a device in BF16: weights and outputs rounded to 8 bits.
