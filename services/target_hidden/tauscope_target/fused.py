@@ -142,10 +142,10 @@ def is_silu_gated(mlp: Any) -> bool:
 def _is_zero_centred(norm: Any) -> bool:
     """Whether a norm scales by 1 + weight: asked of the norm itself, on rows of ones."""
     weight = norm.weight
-    ones = torch.ones(2, weight.shape[0], dtype=torch.float32, device=weight.device)
+    ones = torch.ones(2, weight.shape[0], dtype=weight.dtype, device=weight.device)
     with torch.inference_mode():
         expected = zero_centred_norm(ones, weight, norm.eps) if hasattr(norm, "eps") else None
-        return expected is not None and torch.allclose(norm(ones), expected, rtol=1e-5)
+        return expected is not None and torch.allclose(norm(ones), expected, rtol=torch.finfo(weight.dtype).eps)
 
 
 def _run_norm(module: Any, norm: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:

@@ -148,8 +148,7 @@ def prove(
     settled: Callable[[], Budget],
 ) -> TorchEngine:
     """Warm up under observation, fingerprint, self-test; `settled` gives the budget once libraries are in memory."""
-    engine = TorchEngine(parts)
-    anatomy = parts.anatomy
+    engine, anatomy = TorchEngine(parts), parts.anatomy
     num_layers = len(anatomy.layers)
     dtypes: list[WireDtype] = ["bfloat16", "float32"] if dtype is torch.float32 else ["bfloat16"]
     tests = SelfTestPlan(layers=_tested_layers(num_layers), dtype=dtypes[-1])
@@ -159,6 +158,7 @@ def prove(
     plain = None
     if settings.options:
         say(f"switching on {', '.join(settings.options)}")
+        pin_configurations()  # before anything runs; options bring kernels of their own
         (plain,) = states_of(engine, jobs_for(engine, tests)[:1])
         apply_options(anatomy, settings.options)
     tuners = pin_configurations()
