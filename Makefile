@@ -55,7 +55,7 @@ test-slow: $(VENV)/.dev ## Simulations, trained examples, browser: many minutes
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
 test-gpu: $(VENV)/.dev ## Tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu --timeout 1800
+	$(BIN)/python -m pytest -m gpu -W default --timeout 1800
 
 soak: $(VENV)/.dev ## Load and fault tests on loopback, bounded in time
 	$(BIN)/python -m pytest -m soak --timeout 1800
