@@ -82,6 +82,20 @@ def bombard(app: FastAPI, routes: tuple[str, ...], examples: int) -> None:
         assert client.get("/readyz").status_code == 200
 
 
+def test_an_empty_list_of_anchors_is_drafted_for_nobody(drafter_app: FastAPI) -> None:
+    """Found by `bombard`: it was an internal error."""
+    body = dict(GOOD["/draft_block"]) | {"anchors": []}
+    with running(drafter_app) as url:
+        (card,) = httpx.get(f"{url}/drafters").json()["drafters"]
+        states = b"\0" * (4 * len(card["taps"]) * card["target_hidden_size"] * 2)
+        body["hidden"] = {"inline": states.replace(b"\0\0\0\0", b"\0\0\x80?"), "dtype": "float32"}
+        answer = httpx.post(
+            f"{url}/draft_block", content=msgpack.packb(body), headers={"Content-Type": "application/msgpack"}
+        )
+        assert answer.status_code == 200, answer.text
+        assert msgpack.unpackb(answer.content)["anchors"] == b""
+
+
 @pytest.mark.slow
 def test_the_target_has_an_answer_to_any_almost_good_request(target_app: FastAPI) -> None:
     bombard(target_app, ("/hidden_states", "/tokenize", "/detokenize", "/generate"), 400)

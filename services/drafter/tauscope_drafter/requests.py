@@ -29,7 +29,7 @@ def resolve_anchors(request: DraftRequest, limits: Limits) -> npt.NDArray[np.int
         anchors: Sequence[int] = range(request.response_start, length - 1)
     else:
         anchors = request.anchors
-        for index, (position, before) in enumerate(zip(anchors, [0, *anchors[:-1]], strict=True)):
+        for index, (position, before) in enumerate(zip(anchors, [0, *anchors], strict=False)):
             if position <= before:
                 raise RequestError(
                     f"anchors[{index}]={position}: positions ascend, and the one before is {before}",
