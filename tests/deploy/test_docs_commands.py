@@ -103,7 +103,7 @@ def test_a_command_of_this_project_has_only_options_that_exist(command: Command)
     name, *words = shlex.split(text)
     parser: click.Command = typer.main.get_command(PROGRAM_APPS[name])
     context = click.Context(parser, info_name=name)
-    while isinstance(parser, click.Group) and words and words[0] in parser.commands:
+    while hasattr(parser, "commands") and words and words[0] in parser.commands:
         parser = parser.commands[words[0]]
         context = click.Context(parser, info_name=words.pop(0), parent=context)
     parser.parse_args(context, list(words))
@@ -115,7 +115,7 @@ def test_options_that_the_text_names_with_their_program_exist() -> None:
         for code in re.findall(r"`(tauscope(?:-target|-drafter)? [^`\n]+)`", page.read_text()):
             name, *words = code.split()
             parser: click.Command = typer.main.get_command(PROGRAM_APPS[name])
-            while isinstance(parser, click.Group) and words and words[0] in parser.commands:
+            while hasattr(parser, "commands") and words and words[0] in parser.commands:
                 parser = parser.commands[words.pop(0)]
             known = {option for parameter in parser.params for option in (*parameter.opts, *parameter.secondary_opts)}
             used = {word.partition("=")[0] for word in words if word.startswith("--")}
