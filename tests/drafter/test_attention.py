@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tauscope_drafter.kernels.availability import has_attention
 from tauscope_drafter.network.attention import MIN_CORE_KEYS, attend, causal_attention, visibility
 from tauscope_drafter.spec import Window
 
@@ -84,3 +85,10 @@ def test_causal_attention_equals_a_loop_over_rows(window: int | None) -> None:
                 keys, values = key[kv, first : row + 1], value[kv, first : row + 1]
                 share = torch.softmax(keys @ query[kv, group, row] * 0.5, 0)
                 torch.testing.assert_close(got[kv, group, row], share @ values, rtol=1e-4, atol=1e-5)
+
+
+def test_the_fused_kernel_is_for_gpus_and_for_tiles_that_fit() -> None:
+    assert not has_attention(CPU, torch.bfloat16, 128, rows=64)
+    assert not has_attention(torch.device("cuda"), torch.float32, 128, rows=64)  # products would be rounded to tf32
+    assert not has_attention(torch.device("cuda"), torch.bfloat16, 128, rows=65)
+    assert not has_attention(torch.device("cuda"), torch.bfloat16, 80, rows=16)

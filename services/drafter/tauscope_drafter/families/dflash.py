@@ -126,7 +126,9 @@ class Backbone:
         self._embedding = shared.embedding.scaled(spec.embedding_scale)
         self._rotary = Rotary(self._c.rope, shared.device, shared.dtype)
         self._device, self._dtype = shared.device, shared.dtype
-        self._one_kernel = has_attention(shared.device, shared.dtype, self._c.head_dim)
+        self._one_kernel = has_attention(
+            shared.device, shared.dtype, self._c.head_dim, rows=self._c.groups * spec.block_size
+        )
         if spec.mask_token_id is None:
             raise TypeError(f"{spec.family} needs a mask token id")
         self._mask_row = self._embedding.rows(torch.tensor([spec.mask_token_id]))

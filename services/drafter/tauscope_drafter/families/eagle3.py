@@ -102,7 +102,9 @@ class Trunk:
         self._head = shared.head.adapted(multiplier=spec.output_multiplier, softcap=spec.logit_softcap)
         self._rotary = Rotary(self._c.rope, shared.device, shared.dtype)
         self._device, self._dtype = shared.device, shared.dtype
-        self._one_kernel = has_attention(shared.device, shared.dtype, self._c.head_dim)
+        self._one_kernel = has_attention(
+            shared.device, shared.dtype, self._c.head_dim, rows=self._c.groups * max(1, spec.drafts)
+        )
 
     def fuse(self, states: Tensor, token_ids: Tensor) -> SlotContext:
         """All slots whose state and next token are known; see `Network.fuse` of `family`."""

@@ -100,7 +100,7 @@ class Network:
         self._embedding, self._head = shared.embedding, shared.head
         self._rotary = Rotary(self._c.rope, shared.device, shared.dtype)
         self._device, self._dtype = shared.device, shared.dtype
-        self._one_kernel = has_attention(shared.device, shared.dtype, self._c.head_dim)
+        self._one_kernel = has_attention(shared.device, shared.dtype, self._c.head_dim, rows=self._c.groups)
         self._final, self._final_eps = shared.final_norm, shared.norm_eps
         if spec.extras["hidden"] == "post" and self._final is None:
             raise CheckpointError(

@@ -100,18 +100,19 @@ def attend_fused(
         *query.stride()[:4], *ck.stride()[:2], *cv.stride()[:2], *ok.stride()[:3], *ov.stride()[:3],
         rows, groups, ok.shape[2], _NO_WINDOW if window.size is None else window.size,
     )  # fmt: skip
-    _attend[(num_anchors, kv)](
-        *arguments,
-        HD=hd,
-        M=max(_LEAST_TILE, triton.next_power_of_2(groups * rows)),
-        OWN=max(_LEAST_TILE, triton.next_power_of_2(ok.shape[2])),
-        TILE=_CONTEXT_TILE if hd <= 128 else _CONTEXT_TILE // 2,
-        PER_ROW=window.per_row,
-        CAUSAL=window.causal,
-        IN_BLOCK=window.size is not None and window.in_block and window.per_row,
-        num_warps=_NUM_WARPS,
-        num_stages=_NUM_STAGES,
-    )
+    with torch.cuda.device_of(query):  # Triton launches on the current device, which may be another
+        _attend[(num_anchors, kv)](
+            *arguments,
+            HD=hd,
+            M=max(_LEAST_TILE, triton.next_power_of_2(groups * rows)),
+            OWN=max(_LEAST_TILE, triton.next_power_of_2(ok.shape[2])),
+            TILE=_CONTEXT_TILE if hd <= 128 else _CONTEXT_TILE // 2,
+            PER_ROW=window.per_row,
+            CAUSAL=window.causal,
+            IN_BLOCK=window.size is not None and window.in_block and window.per_row,
+            num_warps=_NUM_WARPS,
+            num_stages=_NUM_STAGES,
+        )
     return out.permute(2, 3, 0, 1, 4)
 
 

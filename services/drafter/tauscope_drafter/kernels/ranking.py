@@ -95,13 +95,15 @@ def rank_fused(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         return torch.empty(num_rows, columns, device=logits.device, dtype=dtype)
 
     maxima, peaks, masses = empty(num_blocks), empty(num_stretches), empty(num_stretches)
-    _reduce[(num_rows, num_stretches)](
-        logits, maxima, peaks, masses, width, logits.stride(0), num_blocks, num_stretches,
-        BLOCK=BLOCK, STRETCH=_STRETCH, num_warps=_WARPS,
-    )  # fmt: skip
-    ids, values = empty(k, torch.int64), empty(k)
-    _select[(num_rows,)](
-        logits, maxima, ids, values, width, logits.stride(0), num_blocks,
-        TOP=k, BLOCK=BLOCK, BLOCKS=triton.next_power_of_2(num_blocks), K=triton.next_power_of_2(k), num_warps=_WARPS,
-    )  # fmt: skip
+    with torch.cuda.device_of(logits):  # Triton launches on the current device, which may be another
+        _reduce[(num_rows, num_stretches)](
+            logits, maxima, peaks, masses, width, logits.stride(0), num_blocks, num_stretches,
+            BLOCK=BLOCK, STRETCH=_STRETCH, num_warps=_WARPS,
+        )  # fmt: skip
+        ids, values = empty(k, torch.int64), empty(k)
+        _select[(num_rows,)](
+            logits, maxima, ids, values, width, logits.stride(0), num_blocks,
+            TOP=k, BLOCK=BLOCK, BLOCKS=triton.next_power_of_2(num_blocks), K=triton.next_power_of_2(k),
+            num_warps=_WARPS,
+        )  # fmt: skip
     return ids, values, torch.logsumexp(peaks + masses.log(), -1)
