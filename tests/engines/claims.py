@@ -110,6 +110,7 @@ class AnyEngine:
         retries = Retries(attempts=40, first_wait_s=0.05, sleep=waits)
         with gateway(port_of(server), limit=1, window_s=1.5) as door:
             source = source_at(server, url=door.url, retries=retries)
+            source.facts()
             completion = source.complete(turn_for(bridge, "short-stop"))
         self.check_same(completion, references["short-stop"])
         assert door.statuses[429] == len(waits.seconds) >= 1
