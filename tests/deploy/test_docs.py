@@ -213,5 +213,7 @@ def test_a_bare_training_checkpoint_lacks_what_the_page_about_formats_says(
     shutil.copy(DOCS.parent / "deploy" / "demo" / "models" / "drafter-b" / "checkpoint.pt", tmp_path)
     monkeypatch.chdir(tmp_path)
     quoted = re.findall(r"^```\n(error.*?)^```", (DOCS / "formats.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert drafter_main(["inspect", "checkpoint.pt"]) == 3
+    service = ["--target-url", "http://127.0.0.1:1", "--device", "cpu", "--port", "0"]
+    service += ["--target-model", str(DOCS.parent / "deploy" / "demo" / "models" / "target")]
+    assert drafter_main([*service, "--drafter", "early=checkpoint.pt"]) == 3
     assert capsys.readouterr().err.split() == quoted[0].split()
