@@ -52,7 +52,7 @@ format: $(VENV)/.dev ## Format the code and sort the imports
 	$(BIN)/ruff format .
 
 test-slow: $(VENV)/.dev ## Simulations, trained examples, browser: many minutes
-	$(BIN)/python -m pytest -m slow --timeout 1800
+	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 1800
 
 test-gpu: $(VENV)/.dev ## Tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu -W default --timeout 1800
