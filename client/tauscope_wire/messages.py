@@ -38,7 +38,7 @@ class Message(Request):
     content: str
 
 
-TokenIds = list[Annotated[int, Field(ge=0)]]
+TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
 
 
 # --- what describes a service ---------------------------------------------------------------------------------------
