@@ -67,6 +67,26 @@ DENSE_FIELDS: Mapping[str, Any] = {
 }
 
 
+GPU_FIELDS: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "max_position_embeddings": 32_768,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [6, 5, 5],
+        "mrope_interleaved": True,
+    },
+}
+"""Heads that GPU kernels take, for a hybrid that is still small."""
+
+
 def tiny_hybrid(directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **fields: Any) -> Path:
     """A Qwen3.5 text checkpoint: linear, linear, linear, full attention, twice; one safetensors file."""
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig

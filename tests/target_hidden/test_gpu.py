@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kit.engine import job, random_ids, results
-from kit.models import tiny_hybrid
+from kit.models import GPU_FIELDS, tiny_hybrid
 from tauscope_target.attention import causal_attention
 from tauscope_target.engine import TorchEngine
 from tauscope_target.jobs import GenerateJob, GenerateResult, LogitsSpec
@@ -18,23 +18,6 @@ from tauscope_wire.errors import ErrorCode, TauscopeError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # foreign packages warn as they like there
 
-FIELDS = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "head_dim": 64,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-    "max_position_embeddings": 32_768,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-        "mrope_section": [6, 5, 5],
-        "mrope_interleaved": True,
-    },
-}
 BFLOAT16_NOISE = 0.1
 """Passes of other shapes round elsewhere: in BF16 on a CPU the worst of a thousand rows of this model is 3 % off after
 eight layers. A typical row must be within this; a single one may be further off, and a row that is not the right one is
@@ -43,7 +26,7 @@ off by its whole size."""
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_hybrid(tmp_path_factory.mktemp("gpu") / "hybrid", dtype=torch.bfloat16, **FIELDS)
+    return tiny_hybrid(tmp_path_factory.mktemp("gpu") / "hybrid", dtype=torch.bfloat16, **GPU_FIELDS)
 
 
 def start(folder: Path, **mode: object) -> TorchEngine:

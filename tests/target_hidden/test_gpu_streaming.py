@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kit.engine import job, random_ids, results
-from kit.models import tiny_hybrid
+from kit.models import GPU_FIELDS, tiny_hybrid
 from tauscope_target.checkpoint import open_checkpoint
 from tauscope_target.duty import Duty
 from tauscope_target.engine import TorchEngine
@@ -19,23 +19,7 @@ from tauscope_target.modes import ModeDecision, build
 
 pytestmark = pytest.mark.gpu
 
-FIELDS = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "head_dim": 64,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-    "max_position_embeddings": 32_768,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-        "mrope_section": [6, 5, 5],
-        "mrope_interleaved": True,
-    },
-}
+FIELDS = {**GPU_FIELDS, "hidden_size": 1024, "intermediate_size": 4096}
 ROUNDS = 5
 """A race would not show every time."""
 Make = Callable[[RingShape | None], TorchEngine]

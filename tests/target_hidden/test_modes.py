@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kit.engine import Checkpoint
+from kit.sizes import LINEAR_LAYER, SHAPE_27B
 from tauscope_target.checkpoint import open_checkpoint
 from tauscope_target.device_memory import MemoryFacts
 from tauscope_target.duty import SHARED_DUTY
@@ -15,28 +16,12 @@ from tauscope_target.memory import (
     RESERVE_BYTES,
     TWO_MLPS,
     WHOLE_LAYERS,
-    ModelSizes,
 )
 from tauscope_target.modes import ModeDecision, ModeRequest, decide, default_duty, settle
 from tauscope_target.sizes import model_sizes
 from tauscope_wire.errors import ErrorCode, RequestError, UnavailableError
 
 GIB = 1 << 30
-LINEAR_LAYER, FULL_LAYER, MLP = 766_600_000, 744_500_000, 534_800_000
-SHAPE_27B = ModelSizes(
-    hidden=5120,
-    intermediate=17408,
-    num_layers=64,
-    vocab=248_320,
-    layer_bytes=(LINEAR_LAYER, LINEAR_LAYER, LINEAR_LAYER, FULL_LAYER) * 16,
-    embedding_bytes=248_320 * 5120 * 2,
-    head_bytes=248_320 * 5120 * 2,
-    has_head=True,
-    kv_bytes_per_token=2 * 4 * 256 * 2,
-    mixer_width=16_384,
-    itemsize=2,
-    mlp_bytes=(MLP,) * 64,
-)
 
 
 def memory(free_gib: float, *, total_gib: float = 48, host_gib: float = 280) -> MemoryFacts:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from kit.engine import Checkpoint, Start, job, random_ids, results
+from kit.sizes import SHAPE_27B
 from tauscope_target.arithmetic import numbered_devices
 from tauscope_target.checkpoint import open_checkpoint
 from tauscope_target.duty import Duty
@@ -12,26 +13,13 @@ from tauscope_target.engine import TorchEngine
 from tauscope_target.forward import moved
 from tauscope_target.jobs import LogitsSpec
 from tauscope_target.loading import LoadingPlan, load
-from tauscope_target.memory import CONTEXT_BYTES, Budget, ModelSizes
+from tauscope_target.memory import CONTEXT_BYTES, Budget
 from tauscope_target.modes import MemoryFacts, ModeDecision, ModeRequest
 from tauscope_target.spread import Spread, assign_layers, build_spread, decide_spread
 from tauscope_wire.errors import RequestError, UnavailableError
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
-SHAPE_27B = ModelSizes(
-    hidden=5120,
-    intermediate=17408,
-    num_layers=64,
-    vocab=248_320,
-    layer_bytes=(770_000_000,) * 64,
-    embedding_bytes=2_540_000_000,
-    head_bytes=2_540_000_000,
-    has_head=True,
-    kv_bytes_per_token=4096,
-    mixer_width=16_384,
-    itemsize=2,
-)
 
 
 def memory(free_gib: float) -> MemoryFacts:
