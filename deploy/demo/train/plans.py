@@ -2,7 +2,7 @@
 a CPU), and two between them.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from deploy.demo.train.settings import Budget, DrafterShape, Plan, TargetShape
 
@@ -52,6 +52,11 @@ def desk_plan() -> Plan:
     )
 
 
+def _every_budget(budget: Budget) -> dict[str, Budget]:
+    """The same budget for every phase that trains."""
+    return {field.name: budget for field in fields(Plan) if field.name.endswith("_budget")}
+
+
 def rehearsal_plan() -> Plan:
     """The full plan's models and batch shapes with a few steps each: on a GPU it compiles every kernel and finds what
     a CPU cannot.
@@ -60,14 +65,7 @@ def rehearsal_plan() -> Plan:
     return replace(
         full_plan(),
         name="rehearsal",
-        target_budget=steps,
-        polish_budget=steps,
-        drafter_budget=steps,
-        small_budget=steps,
-        family_budget=steps,
-        plain_target_budget=steps,
-        plain_polish_budget=steps,
-        plain_drafter_budget=steps,
+        **_every_budget(steps),
         num_answers=512,
         num_polish=512,
         generate_batch=512,
@@ -94,14 +92,7 @@ def smoke_plan() -> Plan:
         plain_drafter=DrafterShape(layers=1, mlp=32, taps=(1, 2, 3, 4), heads=2, kv_heads=1, head_dim=16),
         dspark=replace(small, block=5),
         eagle3=DrafterShape(layers=1, mlp=16, taps=(1, 3, 4), heads=2, kv_heads=1, head_dim=16, block=3, theta=1e4),
-        target_budget=steps,
-        polish_budget=steps,
-        drafter_budget=steps,
-        small_budget=steps,
-        family_budget=steps,
-        plain_target_budget=steps,
-        plain_polish_budget=steps,
-        plain_drafter_budget=steps,
+        **_every_budget(steps),
         num_answers=12,
         num_polish=6,
         generate_batch=6,
