@@ -16,4 +16,5 @@ SHAPE_27B = ModelSizes(
     mixer_width=16_384,
     itemsize=2,
     mlp_bytes=(MLP,) * 64,
+    mlp_matrices=3,
 )

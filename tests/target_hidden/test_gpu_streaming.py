@@ -14,8 +14,9 @@ from tauscope_target.checkpoint import open_checkpoint
 from tauscope_target.duty import Duty
 from tauscope_target.engine import TorchEngine
 from tauscope_target.loading import LoadingPlan, load
-from tauscope_target.memory import ONE_LAYER, TWO_MLPS, WHOLE_LAYERS, Budget, RingShape
+from tauscope_target.memory import ONE_LAYER, SPARE_MATRIX, TWO_MLPS, WHOLE_LAYERS, Budget, RingShape
 from tauscope_target.modes import ModeDecision, build
+from tauscope_wire.errors import UnavailableError
 
 pytestmark = pytest.mark.gpu
 
@@ -41,7 +42,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return cache(built)
 
 
-@pytest.mark.parametrize("ring", [ONE_LAYER, TWO_MLPS, WHOLE_LAYERS])
+@pytest.mark.parametrize("ring", [ONE_LAYER, SPARE_MATRIX, TWO_MLPS, WHOLE_LAYERS])
 @pytest.mark.parametrize("chunk", [8192, 512])
 @pytest.mark.parametrize("on_host", [False, True])
 def test_every_ring_gives_the_bits_of_resident_layers(make: Make, ring: RingShape, chunk: int, on_host: bool) -> None:
@@ -79,3 +80,28 @@ def test_a_longer_prompt_takes_little_more_of_the_device(make: Make) -> None:
     keys_and_values, tables, residual = 2 * 2 * 64 * 2, 1000, 1024 * 2
     assert keys_and_values + tables < residual  # so that a residual stream on the device would show
     assert peaks[1] - peaks[0] <= (16_384 - 4096) * (keys_and_values + tables)
+
+
+def test_cells_that_are_refused_their_memory_are_taken_when_there_is_some(make: Make) -> None:
+    """After a long prompt the spare cell is asked for again; refused by the cap, the pass fails, not the engine."""
+    engine, device = make(SPARE_MATRIX), torch.device("cuda", 0)
+    wanted = [job(random_ids(3000), (0, 7), dtype="bfloat16")]
+    resident = make(None)
+    resident.parts.runner.adopt(Budget(8192, 512, None, 0))
+    (expected,) = results(resident, wanted)
+    engine.parts.runner.adopt(Budget(8192, 512, None, 0, device_tokens=1))
+    results(engine, wanted)
+    engine.parts.runner.adopt(Budget(8192, 512, None, 0))
+    torch.cuda.empty_cache()
+    taken = torch.cuda.memory_reserved(device)
+    weights = engine.parts.runner._weights
+    torch.cuda.set_per_process_memory_fraction(
+        (taken - weights.slot_bytes) / torch.cuda.mem_get_info(device)[1], device
+    )
+    try:
+        (refused,) = engine.execute(wanted)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    assert isinstance(refused, UnavailableError)
+    (found,) = results(engine, wanted)
+    np.testing.assert_array_equal(found.states.view(np.uint16), expected.states.view(np.uint16))

@@ -18,7 +18,7 @@ from tauscope_target.engine import TorchEngine
 from tauscope_target.jobs import HiddenJob
 from tauscope_target.layer_parts import mlp_parts
 from tauscope_target.loading import LoadingPlan, load
-from tauscope_target.memory import ONE_LAYER, TWO_MLPS, WHOLE_LAYERS, Budget, RingShape
+from tauscope_target.memory import ONE_LAYER, SPARE_MATRIX, TWO_MLPS, WHOLE_LAYERS, Budget, RingShape
 from tauscope_target.modes import ModeDecision, build
 from tauscope_target.residual import chunk_bounds
 from tauscope_target.selftests import FLOAT32_TOLERANCE, relative_difference
@@ -63,7 +63,7 @@ def mixed(layers: tuple[int, ...]) -> list[HiddenJob]:
     return [job(random_ids(n, seed=n), layers, final_norm=True) for n in (75, 20, 66)]
 
 
-@pytest.mark.parametrize("ring", [ONE_LAYER, TWO_MLPS, WHOLE_LAYERS])
+@pytest.mark.parametrize("ring", [ONE_LAYER, SPARE_MATRIX, TWO_MLPS, WHOLE_LAYERS])
 @pytest.mark.parametrize("kind", ["hybrid", "qwen3", "gemma"])
 @pytest.mark.parametrize("on_host", [False, True])
 def test_every_ring_and_every_place_of_the_residual_stream_gives_the_bits_of_resident_layers(
@@ -112,7 +112,7 @@ def test_a_layer_whose_second_half_is_something_else_runs_whole(folders: Callabl
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("ring", [ONE_LAYER, TWO_MLPS, WHOLE_LAYERS])
+@pytest.mark.parametrize("ring", [ONE_LAYER, SPARE_MATRIX, TWO_MLPS, WHOLE_LAYERS])
 def test_passes_that_end_anywhere_leave_the_cells_right_for_the_next(make: Make, ring: RingShape) -> None:
     ids = random_ids(11)
     for deepest in (0, 7, 1, 2, 2, -1, 5, 4, 7, 3):
@@ -121,8 +121,29 @@ def test_passes_that_end_anywhere_leave_the_cells_right_for_the_next(make: Make,
         np.testing.assert_array_equal(found, expected, err_msg=f"deepest layer {deepest}")
 
 
+@pytest.mark.parametrize("ring", [SPARE_MATRIX, WHOLE_LAYERS])
+def test_a_long_pass_lends_the_memory_of_spare_cells_and_the_next_one_has_them_back(
+    make: Make, ring: RingShape
+) -> None:
+    engine = make("hybrid", ring)
+    weights = engine.parts.runner._weights
+    held = []
+    for on_host in (False, True, False):
+        for found, expected in zip(
+            states(engine, mixed((0, 4, 7)), chunk=40, on_host=on_host),
+            states(make("hybrid", None), mixed((0, 4, 7)), chunk=40),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(found, expected)
+        held.append(weights.slot_bytes)
+        storages = {p.untyped_storage().data_ptr() for step in engine.parts.anatomy.layers for p in step.parameters()}
+        assert len(storages) == 1
+    states(make("hybrid", ONE_LAYER), [job(random_ids(9), (0,))])
+    assert held[0] == held[2] > held[1] == make("hybrid", ONE_LAYER).parts.runner._weights.slot_bytes
+
+
 @pytest.mark.parametrize("on_host", [False, True])
-@pytest.mark.parametrize("ring", [ONE_LAYER, WHOLE_LAYERS])
+@pytest.mark.parametrize("ring", [ONE_LAYER, SPARE_MATRIX, WHOLE_LAYERS])
 def test_passes_that_are_given_up_or_refused_memory_midway_do_not_touch_the_next(
     make: Make, ring: RingShape, on_host: bool
 ) -> None:

@@ -9,16 +9,18 @@ from kit.sizes import LINEAR_LAYER, SHAPE_27B
 from tauscope_target.checkpoint import open_checkpoint
 from tauscope_target.device_memory import MemoryFacts
 from tauscope_target.duty import SHARED_DUTY
-from tauscope_target.fitting import LONG_TOKENS, fit, fit_cap
+from tauscope_target.fitting import LONG_TOKENS, MIXER_COMPUTE, fit, fit_cap, overlapped
 from tauscope_target.memory import (
     CONTEXT_BYTES,
     ONE_LAYER,
     RESERVE_BYTES,
+    SPARE_MATRIX,
     TWO_MLPS,
     WHOLE_LAYERS,
+    RingShape,
 )
 from tauscope_target.modes import ModeDecision, ModeRequest, decide, default_duty, settle
-from tauscope_target.sizes import model_sizes
+from tauscope_target.sizes import model_sizes, sizes_of_shapes
 from tauscope_wire.errors import ErrorCode, RequestError, UnavailableError
 
 GIB = 1 << 30
@@ -39,7 +41,7 @@ def test_a_few_free_gigabytes_beside_a_full_server_stream_the_model() -> None:
     decision = decide(SHAPE_27B, ModeRequest(gpu_memory=int(2.5 * GIB)), memory(2.6))
     assert decision.mode == "streamed"
     assert decision.budget.pass_tokens == 16_384
-    assert decision.budget.chunk_tokens >= 2048
+    assert decision.budget.chunk_tokens >= 1024
     assert decision.budget.bytes <= 2.5 * GIB - CONTEXT_BYTES
     assert "resident needs" in decision.reason
     assert default_duty(memory(2.6)) == SHARED_DUTY
@@ -106,7 +108,7 @@ def test_every_budget_stays_within_its_cap_down_to_the_long_prompt() -> None:
         if budget.longest_tokens > (budget.device_tokens or 0):
             chunk = budget.long_chunk_tokens * (SHAPE_27B.chunk_bytes_per_token + 3 * 10_240)
             held = budget.longest_tokens * (SHAPE_27B.kv_bytes_per_token + 512)
-            assert budget.ring_bytes + head + chunk + held <= room
+            assert SHAPE_27B.ring_bytes(ONE_LAYER) + head + chunk + held <= room
 
 
 def test_the_ring_grows_with_the_memory() -> None:
@@ -116,10 +118,79 @@ def test_the_ring_grows_with_the_memory() -> None:
         if (budget := fit_cap(SHAPE_27B, "streamed", tenths * GIB // 10)) is not None
     ]
     assert rings[0] == ONE_LAYER
-    assert rings == sorted(rings, key=[ONE_LAYER, TWO_MLPS, WHOLE_LAYERS].index)
+    assert rings == sorted(rings, key=[ONE_LAYER, SPARE_MATRIX, TWO_MLPS, WHOLE_LAYERS].index)
     whole = replace(SHAPE_27B, mlp_bytes=())
     assert whole.ring_shapes == (WHOLE_LAYERS,)
     assert whole.ring_bytes(WHOLE_LAYERS) == 2 * LINEAR_LAYER
+
+
+def simulated(cells: dict[str, int], copy: dict[str, float], compute: dict[str, float], layers: int = 400) -> float:
+    """Time of a layer in the middle of a long pass: one bus, one compute stream, pieces in the order of use.
+
+    A mixer is one piece and an MLP three; each piece takes the next cell of its kind once the piece before it there was
+    used, and a half runs once its pieces have arrived and the half before it has run.
+    """
+    freed = {kind: [0.0] * number for kind, number in cells.items()}
+    turn = dict.fromkeys(cells, 0)
+    bus = done = 0.0
+    ends = []
+    for _ in range(layers):
+        for kind, pieces in (("mixer", 1), ("mlp", 3)):
+            taken = []
+            for _ in range(pieces):
+                cell = turn[kind] % cells[kind]
+                turn[kind] += 1
+                bus = max(bus, freed[kind][cell]) + copy[kind] / pieces
+                taken.append(cell)
+            done = max(done, bus) + compute[kind]
+            for cell in taken:
+                freed[kind][cell] = done
+        ends.append(done)
+    return (ends[-1] - ends[layers // 2]) / (layers - 1 - layers // 2)
+
+
+@pytest.mark.parametrize(("ring", "within"), [(ONE_LAYER, 1e-9), (SPARE_MATRIX, 1e-9), (TWO_MLPS, 0.02)])
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.3, 2.0, 5.0])
+def test_the_estimate_of_overlap_is_that_of_a_simulated_ring(ring: RingShape, within: float, ratio: float) -> None:
+    """Within rounding; with two MLPs the estimate is the bound itself."""
+    mlp_copy = sum(SHAPE_27B.mlp_bytes) / sum(SHAPE_27B.layer_bytes)
+    found = simulated(
+        {"mixer": ring.mixers, "mlp": 3 * ring.mlps + ring.spare},
+        {"mixer": 1 - mlp_copy, "mlp": mlp_copy},
+        {"mixer": MIXER_COMPUTE * ratio, "mlp": (1 - MIXER_COMPUTE) * ratio},
+    )
+    assert overlapped(ring, SHAPE_27B, copy=1.0, compute=ratio) == pytest.approx(found, rel=within)
+
+
+def test_a_spare_matrix_keeps_the_bus_busy_where_layers_compute_for_almost_as_long_as_they_travel() -> None:
+    assert overlapped(ONE_LAYER, SHAPE_27B, copy=1.0, compute=0.84) > 1.15
+    assert overlapped(SPARE_MATRIX, SHAPE_27B, copy=1.0, compute=0.84) == pytest.approx(1.0)
+
+
+def test_only_mlps_of_equal_matrices_have_a_spare_cell() -> None:
+    config = {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 16}
+    for mlp, matrices in (
+        ({"gate_proj": (32, 8), "up_proj": (32, 8), "down_proj": (8, 32)}, 3),
+        ({"c_fc": (32, 8), "c_proj": (8, 32)}, 2),
+        ({"experts.gate_up_proj": (4, 64, 8), "experts.down_proj": (4, 8, 32), "router": (4, 8)}, 0),
+        ({f"experts.{number}.up_proj": (32, 8) for number in range(5)}, 0),
+    ):
+        shapes = {
+            f"model.layers.{layer}.{name}.weight": shape
+            for layer in range(2)
+            for name, shape in {
+                "input_layernorm": (8,),
+                "self_attn.q_proj": (8, 8),
+                "post_attention_layernorm": (8,),
+                **{f"mlp.{name}": shape for name, shape in mlp.items()},
+            }.items()
+        }
+        sizes = sizes_of_shapes(shapes, config, itemsize=2)
+        assert sizes.mlp_matrices == matrices
+        assert (SPARE_MATRIX in sizes.ring_shapes) is (matrices > 1)
+        if matrices:
+            ring, whole = sizes.ring_bytes(SPARE_MATRIX), sizes.ring_bytes(ONE_LAYER)
+            assert ring - whole == pytest.approx(32 * 8 * 2, abs=8 * 2)
 
 
 def test_a_context_that_turns_out_larger_makes_the_pass_smaller_or_is_refused() -> None:

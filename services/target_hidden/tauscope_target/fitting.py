@@ -9,7 +9,6 @@ one H200 in the shape of a 27B hybrid (on other machines both rates are lower by
 from tauscope_target.memory import (
     CONTEXT_BYTES,
     MIN_CHUNK_TOKENS,
-    ONE_LAYER,
     RESERVE_BYTES,
     Budget,
     Mode,
@@ -39,12 +38,17 @@ BUFFERED_CHUNKS = 3
 def overlapped(ring: RingShape, sizes: ModelSizes, *, copy: float, compute: float) -> float:
     """Time of a pass whose weights take `copy` over the bus and whose layers take `compute`.
 
-    With one cell for each half, each half is copied while the other computes; with more, copies never wait for long.
+    With one cell for each half, each half is copied while the other computes; with a spare matrix, that part of the
+    next MLP is copied while the MLP before it computes, too; with more, copies never wait for long.
     """
-    if ring != ONE_LAYER or not sizes.mlp_bytes:
+    if ring.mlps > 1 or not sizes.mlp_bytes:
         return max(copy, compute)
-    mlp = sum(sizes.mlp_bytes) / sum(sizes.layer_bytes)
-    return max(MIXER_COMPUTE * compute, mlp * copy) + max((1 - MIXER_COMPUTE) * compute, (1 - mlp) * copy)
+    mlp_copy = copy * sum(sizes.mlp_bytes) / sum(sizes.layer_bytes)
+    mixer_copy = copy - mlp_copy
+    early = mlp_copy * ring.spare / sizes.mlp_matrices if ring.spare else 0.0
+    mixer, mlp = MIXER_COMPUTE * compute, (1 - MIXER_COMPUTE) * compute
+    # from one MLP's start to the next one's: its weights have arrived, and the mixer before it has run
+    return max(max(mlp, mixer_copy + early) + mlp_copy - early, max(mlp, mixer_copy) + mixer)
 
 
 def fit(
@@ -120,7 +124,8 @@ def _fit_ring(
     if chunk is None and chosen < tokens and chosen > CHUNK_STEP:
         chosen -= chosen % CHUNK_STEP
     on_device = (left - chosen * per_chunk) // per_pass
-    long_chunk, longest = _longest(sizes, left, chosen)
+    left += floor - device_floor(sizes, mode)  # long passes run with the smallest ring
+    long_chunk, longest = _longest(sizes, left, chunk or max(chosen, LONG_CHUNKS[-1]))
     return Budget(
         pass_tokens=tokens,
         chunk_tokens=chosen,

@@ -112,6 +112,7 @@ class DecoderRunner:
         active = Pass(jobs, capture, ids.shape[1])
         is_long = self.device_tokens is not None and ids.numel() > self.device_tokens and self.takes_long_prompts
         try:
+            self._weights.prepare(is_long=is_long)
             inputs = self._on_host(ids, active) if is_long else self.embed(ids)
             self._pass = active
             with suppress(PassEnded):

@@ -3,9 +3,11 @@
 A layer of the usual build has four parts: a norm, a mixer, a norm, an MLP. Its MLP and the norm before it are then a
 piece of their own, used after everything else. Layers with more parts (four norms, experts beside the MLP) and those
 that put norms elsewhere stay whole. Names promise nothing: `halves` runs both ways and compares.
+
+An MLP travels matrix by matrix, so that the first of them can arrive while another layer's MLP is still in use.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 Part = Literal["mixer", "mlp"]
@@ -39,3 +41,14 @@ def mlp_parts(names: Collection[str]) -> MlpParts | None:
         if len(children) == 4 and {before_mixer, before_mlp, "mlp"} <= children:
             return MlpParts(before_mlp, "mlp")
     return None
+
+
+def pieces_of(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
+    """Names of an MLP's parameters as they travel: each matrix alone, the vectors with the first one.
+
+    Args:
+        shapes: of the parameters, in any order.
+    """
+    vectors = [name for name, shape in shapes.items() if len(shape) < 2]
+    pieces = [[name] for name, shape in shapes.items() if len(shape) >= 2]
+    return [vectors + pieces[0], *pieces[1:]] if pieces else [vectors]

@@ -24,6 +24,10 @@ class LayerWeights(Protocol):
         """Whether halves can be had one by one."""
         ...
 
+    def prepare(self, *, is_long: bool) -> None:
+        """A pass begins; a long one has its residual stream in host memory."""
+        ...
+
     def acquire(self, index: int, *, deepest: int, part: Part | None = None) -> None:
         """The parameters are usable on the current stream when this returns."""
         ...
@@ -37,6 +41,9 @@ class ResidentWeights:
     """All weights are where they are needed."""
 
     is_halved = False
+
+    def prepare(self, *, is_long: bool) -> None:
+        """Nothing to do."""
 
     def acquire(self, index: int, *, deepest: int, part: Part | None = None) -> None:
         """Nothing to do."""

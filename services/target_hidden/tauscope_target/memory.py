@@ -33,15 +33,24 @@ in float32, but before keys and values are taken.)"""
 
 @dataclass(frozen=True)
 class RingShape:
-    """How many token mixers and MLPs of layers a streamed model holds on the device at once."""
+    """How many token mixers and MLPs of layers a streamed model holds on the device at once.
+
+    Attributes:
+        mixers: token mixers.
+        mlps: MLPs.
+        spare: matrices of one more MLP.
+    """
 
     mixers: int
     mlps: int
+    spare: int = 0
 
 
-ONE_LAYER, TWO_MLPS, WHOLE_LAYERS = RingShape(1, 1), RingShape(1, 2), RingShape(2, 2)
-"""The smallest: one half is copied while the other computes. Two MLPs: copies keep the bus busy through both halves.
-Two whole layers: the most that is of use, and what layers need that travel whole."""
+ONE_LAYER, SPARE_MATRIX, TWO_MLPS, WHOLE_LAYERS = RingShape(1, 1), RingShape(1, 1, 1), RingShape(1, 2), RingShape(2, 2)
+"""The smallest: one half is copied while the other computes. A spare matrix of an MLP, or a second MLP: copies keep the
+bus busy through both halves. Two whole layers: the most that is of use, and what layers need that travel whole."""
+MOST_MATRICES = 4
+"""MLPs of more matrices than this are mixtures of experts, which have no spare cell."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,7 @@ class ModelSizes:
         mixer_width: elements per token of the widest token mixer's projections.
         itemsize: bytes of an activation.
         mlp_bytes: of each layer's bytes, those of its MLP and the norm before it; empty where layers have no halves.
+        mlp_matrices: matrices of an MLP; 0 where they differ in size or are too many, and then none has a spare cell.
     """
 
     hidden: int
@@ -75,6 +85,7 @@ class ModelSizes:
     mixer_width: int
     itemsize: int
     mlp_bytes: tuple[int, ...] = ()
+    mlp_matrices: int = 0
 
     @property
     def weights_bytes(self) -> int:
@@ -84,14 +95,18 @@ class ModelSizes:
     @property
     def ring_shapes(self) -> tuple[RingShape, ...]:
         """How weights may be held on the device when streamed, smallest first."""
-        return (ONE_LAYER, TWO_MLPS, WHOLE_LAYERS) if self.mlp_bytes else (WHOLE_LAYERS,)
+        if not self.mlp_bytes:
+            return (WHOLE_LAYERS,)
+        spare = (SPARE_MATRIX,) if self.mlp_matrices > 1 else ()
+        return (ONE_LAYER, *spare, TWO_MLPS, WHOLE_LAYERS)
 
     def ring_bytes(self, shape: RingShape) -> int:
         """Device memory of streamed weights."""
         if not self.mlp_bytes:
             return WHOLE_LAYERS.mlps * max(self.layer_bytes, default=0)
         mixers = [layer - mlp for layer, mlp in zip(self.layer_bytes, self.mlp_bytes, strict=True)]
-        return shape.mixers * max(mixers) + shape.mlps * max(self.mlp_bytes)
+        spare = shape.spare * max(self.mlp_bytes) // self.mlp_matrices if shape.spare else 0
+        return shape.mixers * max(mixers) + shape.mlps * max(self.mlp_bytes) + spare
 
     @property
     def chunk_bytes_per_token(self) -> int:

@@ -1,12 +1,13 @@
 """Layer streaming: weights live in host memory and visit the device in pieces, in the order of their use.
 
-A layer of the usual build travels as two pieces, its token mixer and its MLP; others travel whole. One device buffer is
-divided into cells, each large enough for every piece of its kind, and a piece has the same cell in every pass, so that
-parameters are bound once, as views. With one cell of each kind the MLP arrives while the mixer computes, and the next
-mixer while the MLP does; with more cells copies run further ahead. A copy stream fills a cell while others are in use;
-events in both directions keep them apart: compute waits until the copy is done, the copy waits until the cell's last
-use is done. The arithmetic is that of resident weights, bit for bit: same kernels, same shapes, same alignment, only
-the address of a weight differs. Without a GPU the same code copies synchronously.
+A layer of the usual build travels as its token mixer and the matrices of its MLP; others travel whole. One device
+buffer is divided into cells, each large enough for the pieces that take turns in it, and a piece has the same cell in
+every pass, so that parameters are bound once, as views. With cells for one layer the MLP arrives while the mixer
+computes, and the next mixer while the MLP does; with more, copies run further ahead: the first matrix of the next MLP
+into a spare cell, say. A copy stream fills a cell while others are in use; events in both directions keep them apart:
+compute waits until the copy is done, the copy waits until the cell's last use is done. The arithmetic is that of
+resident weights, bit for bit: same kernels, same shapes, same alignment, only the address of a weight differs.
+Without a GPU the same code copies synchronously.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from tauscope_target.anatomy import Anatomy
 from tauscope_target.arena import REGION_ALIGNMENT, Region
 from tauscope_target.copies import CopyQueue
 from tauscope_target.layer_parts import Part
-from tauscope_target.memory import WHOLE_LAYERS, RingShape
+from tauscope_target.memory import ONE_LAYER, WHOLE_LAYERS, RingShape
 from tauscope_target.streaming import StreamPlacement
 
 
@@ -29,7 +30,7 @@ class Piece(NamedTuple):
     Attributes:
         number: place in the order of use.
         layer: the layer that they belong to.
-        part: which half of it, or None for all of it.
+        part: the half that they are, or are of; None for the whole layer.
         region: where they lie on the host.
         cell: where they go on the device.
     """
@@ -48,22 +49,49 @@ class StreamedWeights:
         anatomy: the filled model; its layers' parameters become views into the buffer.
         placement: where the weights lie on the host.
         device: where they are needed.
-        shape: how many mixers and MLPs the buffer holds at once; layers that travel whole have two cells at least.
+        shape: what the buffer holds at once; layers that travel whole have two cells at least.
     """
 
     def __init__(
         self, anatomy: Anatomy, placement: StreamPlacement, *, device: torch.device, shape: RingShape = WHOLE_LAYERS
     ) -> None:
         self._placement = placement
-        counts = {"mixer": shape.mixers, "mlp": shape.mlps, None: max(shape.mlps, WHOLE_LAYERS.mlps)}
+        self._device = device
+        self._layers = list(anatomy.layers)
+        self._layers_path = anatomy.layers_path
+        self._shape = shape
+        self._arranged: RingShape | None = None
+        self._arrange(shape)
+
+    def prepare(self, *, is_long: bool) -> None:
+        """Before a pass: a long one computes for longer than copies take, and needs the memory of spare cells.
+
+        Raises:
+            torch.OutOfMemoryError: the device refuses the memory of the cells; the next call tries again.
+        """
+        shape = ONE_LAYER if is_long and self.is_halved else self._shape
+        if shape != self._arranged:
+            self._drop()
+            self._arrange(shape)
+
+    def _arrange(self, shape: RingShape) -> None:
+        """Give every piece its cell."""
+        matrices = max((len(layer.regions.get("mlp", ())) for layer in self._placement.layers), default=0)
+        counts: dict[Part | None, int] = {
+            "mixer": shape.mixers,
+            "mlp": shape.mlps * matrices + shape.spare,
+            None: max(shape.mlps, WHOLE_LAYERS.mlps),
+        }
         self._pieces: list[Piece] = []
         self._of_layer: list[list[Piece]] = []
         cells: dict[tuple[Part | None, int], int] = {}
+        seen: dict[Part | None, int] = dict.fromkeys(counts, 0)
         extents: list[int] = []
-        for index, layer in enumerate(placement.layers):
+        for index, layer in enumerate(self._placement.layers):
             self._of_layer.append([])
-            for part, region in layer.regions.items():
-                cell = cells.setdefault((part, index % counts[part]), len(cells))
+            for part, region in layer.pieces:
+                cell = cells.setdefault((part, seen[part] % counts[part]), len(cells))
+                seen[part] += 1
                 extents += [0] * (cell + 1 - len(extents))
                 extents[cell] = max(extents[cell], region.nbytes)
                 piece = Piece(len(self._pieces), index, part, region, cell)
@@ -72,14 +100,28 @@ class StreamedWeights:
         starts = [0]
         for extent in extents:
             starts.append(starts[-1] + -(-extent // REGION_ALIGNMENT) * REGION_ALIGNMENT)
-        self._buffer = torch.empty(starts[-1], dtype=torch.uint8, device=device)
+        with torch.inference_mode(False):  # cells are written in either mode
+            self._buffer = torch.empty(starts[-1], dtype=torch.uint8, device=self._device)
         self._cells = [self._buffer[start : start + extent] for start, extent in zip(starts[:-1], extents, strict=True)]
         self._held: list[int | None] = [None] * len(extents)
         self._in_use: set[int] = set()
         self._deepest = 0
-        self._queue = CopyQueue(device, len(extents))
+        self._queue = CopyQueue(self._device, len(extents))
+        for cell in range(len(extents)):
+            self._queue.mark_used(cell)  # whatever had this memory before
         for piece in self._pieces:
-            _rebind(anatomy.layers[piece.layer], piece, self._cells[piece.cell], anatomy.layers_path)
+            self._rebind(piece, self._cells[piece.cell])
+        self._arranged = shape
+
+    def _drop(self) -> None:
+        """Give the memory of the cells back."""
+        self._arranged = None
+        for cell in range(len(self._cells)):
+            self._queue.wait_until_copied(cell)
+        nothing = self._buffer.new_empty(0)
+        for piece in self._pieces:
+            self._rebind(piece, nothing)
+        self._buffer, self._cells = nothing, []
 
     @property
     def is_halved(self) -> bool:
@@ -145,11 +187,11 @@ class StreamedWeights:
         self._queue.copy(piece.cell, target, self._placement.arena.region(piece.region))
         self._held[piece.cell] = piece.number
 
-
-def _rebind(layer: nn.Module, piece: Piece, cell: torch.Tensor, layers_path: str) -> None:
-    """Make the parameters of a piece views into its cell."""
-    prefix = f"{layers_path}.{piece.layer}."
-    for name, place in piece.region.slices.items():
-        owner, _, leaf = name.removeprefix(prefix).rpartition(".")
-        module = layer.get_submodule(owner)
-        module._parameters[leaf] = nn.Parameter(place.view(cell), requires_grad=False)
+    def _rebind(self, piece: Piece, cell: torch.Tensor) -> None:
+        """Make the parameters of a piece views into its cell, or, without memory, into nothing."""
+        prefix = f"{self._layers_path}.{piece.layer}."
+        for name, place in piece.region.slices.items():
+            owner, _, leaf = name.removeprefix(prefix).rpartition(".")
+            module = self._layers[piece.layer].get_submodule(owner)
+            view = place.view(cell) if cell.numel() else cell.view(place.dtype)
+            module._parameters[leaf] = nn.Parameter(view, requires_grad=False)

@@ -2,12 +2,12 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tauscope_target.checkpoint import CheckpointFolder
 from tauscope_target.layer_parts import mlp_parts
-from tauscope_target.memory import ModelSizes, kv_bytes_per_token, mixer_width
+from tauscope_target.memory import MOST_MATRICES, ModelSizes, kv_bytes_per_token, mixer_width
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)")
 _SKIPPED = re.compile(r"^(model\.)?(visual|vision_tower|mtp)\.|^mtp_")
@@ -71,7 +71,7 @@ def sizes_of_shapes(
         with_head: whether the head is loaded.
         unnamed_layer: elements of a layer when no tensor has a layer's name.
     """
-    layers: dict[int, dict[str, int]] = defaultdict(dict)
+    layers: dict[int, dict[str, tuple[int, ...]]] = defaultdict(dict)
     embedding = head = 0
     for name, shape in shapes.items():
         count = count_elements(shape)
@@ -79,34 +79,49 @@ def sizes_of_shapes(
             continue
         match = _LAYER.search(name)
         if match:
-            layers[int(match[1])][match[2]] = count
+            layers[int(match[1])][match[2]] = shape
         elif _EMBEDDING.search(name):
             embedding = count
         elif _HEAD.search(name):
             head = count
     num_layers = int(config.get("num_hidden_layers", 0) or 0)
     if not layers and num_layers:
-        layers = defaultdict(dict, {index: {"": unnamed_layer} for index in range(num_layers)})
+        layers = defaultdict(dict, {index: {"": (unnamed_layer,)} for index in range(num_layers)})
     top = num_layers - 1 if deepest_layer is None else deepest_layer
     loaded = [layers[index] for index in sorted(layers) if index <= top]
     parts = [mlp_parts(layer) for layer in loaded]
     mlps = [
-        sum(count for name, count in layer.items() if found.owns(name)) * itemsize
+        {name: shape for name, shape in layer.items() if found.owns(name)}
         for layer, found in zip(loaded, parts, strict=True)
         if found is not None
     ]
+    has_halves = len(mlps) == len(loaded)
     hidden = int(config["hidden_size"])
     return ModelSizes(
         hidden=hidden,
         intermediate=int(config.get("intermediate_size") or 4 * hidden),
         num_layers=num_layers,
         vocab=int(config["vocab_size"]),
-        layer_bytes=tuple(sum(layer.values()) * itemsize for layer in loaded),
+        layer_bytes=tuple(_count_all(layer) * itemsize for layer in loaded),
         embedding_bytes=embedding * itemsize,
         head_bytes=head * itemsize if with_head and not config.get("tie_word_embeddings") else 0,
         has_head=with_head,
         kv_bytes_per_token=kv_bytes_per_token(config, itemsize),
         mixer_width=mixer_width(config),
         itemsize=itemsize,
-        mlp_bytes=tuple(mlps) if len(mlps) == len(loaded) else (),
+        mlp_bytes=tuple(_count_all(mlp) * itemsize for mlp in mlps) if has_halves else (),
+        mlp_matrices=_equal_matrices(mlps) if has_halves else 0,
     )
+
+
+def _count_all(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(map(count_elements, shapes.values()))
+
+
+def _equal_matrices(mlps: Sequence[Mapping[str, tuple[int, ...]]]) -> int:
+    """Matrices of each MLP, or 0 if the MLPs or their matrices differ in size, or have many (experts)."""
+    matrices = {tuple(count_elements(shape) for shape in mlp.values() if len(shape) >= 2) for mlp in mlps}
+    if len(matrices) != 1:
+        return 0
+    (counts,) = matrices
+    return len(counts) if len(set(counts)) == 1 and len(counts) <= MOST_MATRICES else 0

@@ -9,7 +9,7 @@ from torch import nn
 from tauscope_target.anatomy import Anatomy
 from tauscope_target.arena import ArenaLayout, HostArena, Region
 from tauscope_target.copies import CopyQueue
-from tauscope_target.layer_parts import Part, mlp_parts
+from tauscope_target.layer_parts import MlpParts, Part, mlp_parts, pieces_of
 from tauscope_target.loading import LoadingPlan, parameter_dtype
 from tauscope_target.memory import BLOCK_ELEMENTS, BLOCK_VOCAB
 
@@ -19,14 +19,19 @@ NUM_SLOTS = 2
 
 @dataclass(frozen=True)
 class LayerRegions:
-    """A layer in the arena: its halves in the order of use, or, under None, all of it."""
+    """A layer in the arena: its halves in the order of use, or, under None, all of it; an MLP matrix by matrix."""
 
-    regions: Mapping[Part | None, Region]
+    regions: Mapping[Part | None, tuple[Region, ...]]
+
+    @property
+    def pieces(self) -> Iterator[tuple[Part | None, Region]]:
+        """What travels, in the order of use."""
+        return ((part, region) for part, regions in self.regions.items() for region in regions)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the layer."""
-        return sum(region.nbytes for region in self.regions.values())
+        return sum(region.nbytes for _, region in self.pieces)
 
 
 @dataclass
@@ -48,12 +53,14 @@ class StreamPlacement:
         self.layers = [
             LayerRegions(
                 {
-                    part: layout.add(
-                        self._entry(f"{self.anatomy.layers_path}.{index}.{name}", parameter)
-                        for name, parameter in layer.named_parameters()
-                        if part is None or (found is not None and found.owns(name) == (part == "mlp"))
+                    part: tuple(
+                        layout.add(
+                            self._entry(f"{self.anatomy.layers_path}.{index}.{name}", layer.get_parameter(name))
+                            for name in piece
+                        )
+                        for piece in pieces
                     )
-                    for part in self._halves()
+                    for part, pieces in self._pieces(layer, found).items()
                 }
             )
             for index, (layer, found) in enumerate(zip(self.anatomy.layers, parts, strict=True))
@@ -67,8 +74,13 @@ class StreamPlacement:
         self.arena = HostArena(layout)
         self._regions = {name: region for region in layout.regions for name in region.slices}
 
-    def _halves(self) -> tuple[Part | None, ...]:
-        return ("mixer", "mlp") if self.is_halved else (None,)
+    def _pieces(self, layer: nn.Module, found: MlpParts | None) -> dict[Part | None, list[list[str]]]:
+        """Names of a layer's parameters by half and piece, in the order of use."""
+        shapes = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
+        if not self.is_halved or found is None:
+            return {None: [list(shapes)]}
+        mlp = {name: shape for name, shape in shapes.items() if found.owns(name)}
+        return {"mixer": [[name for name in shapes if name not in mlp]], "mlp": pieces_of(mlp)}
 
     def _entry(self, name: str, parameter: torch.Tensor) -> tuple[str, tuple[int, ...], torch.dtype]:
         return name, tuple(parameter.shape), parameter_dtype(self.anatomy.model, name, parameter, self.plan)
