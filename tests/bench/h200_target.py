@@ -89,7 +89,7 @@ LARGE = Shape(
     chunk=16_384,
     repeats=3,
     neighbour_s=8.0,
-    caps_gib=(4.0, 3.0, 2.5),
+    caps_gib=(2.5, 3.0, 4.0),
 )
 TINY = replace(
     LARGE,
