@@ -15,7 +15,7 @@ from tauscope_target.checkpoint import open_checkpoint
 from tauscope_target.device_memory import measure
 from tauscope_target.duty import Duty
 from tauscope_target.engine import TorchEngine
-from tauscope_target.exact import ExactConvolution, apply_exact, load_kernels, same_bits
+from tauscope_target.exact import LEAST_ROWS, ExactConvolution, apply_exact, is_sum_known, load_kernels, same_bits
 from tauscope_target.kernels import Observation, observing
 from tauscope_target.loading import LoadingPlan, load
 from tauscope_target.modes import ModeRequest, build, decide
@@ -23,6 +23,7 @@ from tauscope_target.sizes import model_sizes
 from tauscope_target.skeleton import read_config
 
 CPU = torch.device("cpu")
+WIDE = {"hidden_size": 128, "head_dim": 128, "linear_value_head_dim": 128}
 
 
 class LinkByLink:
@@ -75,7 +76,8 @@ def own_convolution() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_hybrid(tmp_path_factory.mktemp("exact") / "hybrid", dtype=torch.bfloat16)
+    """As small as it can be where every norm has a width whose sums are known."""
+    return tiny_hybrid(tmp_path_factory.mktemp("exact") / "hybrid", dtype=torch.bfloat16, **WIDE)
 
 
 def engine_of(folder: Path, *, device: torch.device = CPU) -> TorchEngine:
@@ -155,6 +157,42 @@ def test_a_convolution_that_the_kernels_do_not_know_goes_to_the_function_replace
     assert torch.equal(elsewhere(x, weight, activation="silu"), x + 1)
 
 
+def test_rows_that_torch_sums_in_another_order_go_to_the_function_replaced(folder: Path, own_convolution: None) -> None:
+    engine = engine_of(folder)
+    kernels = LinkByLink()
+    norm = next(m for m in engine.parts.anatomy.model.modules() if type(m).__name__ == "Qwen3_5RMSNorm")
+    own = type(norm).forward
+    apply_exact(engine.parts.anatomy, kernels, device=CPU)
+    kernels.calls.clear()
+    for rows, is_ours in ((LEAST_ROWS - 1, False), (LEAST_ROWS, True)):
+        x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+        assert same_bits(norm(x), own(norm, x))
+        assert bool(kernels.calls) is is_ours
+
+
+@pytest.mark.parametrize(
+    ("shape", "known"),
+    [
+        ((16, 128), True),
+        ((2, 8, 5120), True),
+        ((16, 8064), True),
+        ((15, 128), False),
+        ((16, 64), False),
+        ((16, 192), False),
+        ((16, 8192), False),
+    ],
+)
+def test_which_sums_are_known(shape: tuple[int, ...], known: bool) -> None:
+    """A warp a row: at least 16 rows, 128 numbers at a time, fewer than 256 a lane (torch's Reduce.cuh)."""
+    assert is_sum_known(torch.empty(shape)) is known
+
+
+def test_norms_of_other_widths_stay_as_they_are(tmp_path: Path, own_convolution: None) -> None:
+    engine = engine_of(tiny_hybrid(tmp_path / "narrow", dtype=torch.bfloat16))
+    replaced = apply_exact(engine.parts.anatomy, LinkByLink(), device=CPU)
+    assert replaced == ["Qwen3_5MLP", "causal_conv1d_fn"]
+
+
 def test_equal_numbers_with_other_bits_are_not_the_same() -> None:
     zero = torch.zeros(3, dtype=torch.bfloat16)
     assert same_bits(zero, zero.clone())
@@ -171,3 +209,21 @@ def test_on_a_gpu_all_chains_of_the_hybrid_are_replaced_bit_for_bit(folder: Path
     replaced = apply_exact(engine.parts.anatomy, kernels, device=device)
     assert replaced == ["Qwen3_5MLP", "Qwen3_5RMSNorm", "Qwen3_5RMSNormGated", "causal_conv1d_fn"]
     assert all(torch.equal(a, b) for a, b in zip(before, states(engine), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [128, 256, 1024, 5120])
+@pytest.mark.parametrize("rows", [16, 17, 31, 100, 777, 2048, 5001])
+def test_on_a_gpu_norms_sum_in_the_order_of_torch(rows: int, width: int) -> None:
+    kernels = load_kernels(torch.device("cuda"), torch.bfloat16)
+    assert kernels is not None
+    random = torch.Generator("cuda").manual_seed(rows + width)
+    powers = torch.randint(-6, 4, (rows, width), generator=random, device="cuda")
+    x = (torch.randn(rows, width, generator=random, device="cuda") * torch.exp2(powers)).to(torch.bfloat16)
+    weight = torch.randn(width, generator=random, device="cuda").to(torch.bfloat16)
+    gate = x.flip(0)
+    links = LinkByLink()
+    for is_centred in (True, False):
+        ours = kernels.norm(x, weight, 1e-6, is_centred=is_centred)
+        assert same_bits(ours, links.norm(x, weight, 1e-6, is_centred=is_centred))
+    assert same_bits(kernels.gated_norm(x, gate, weight, 1e-6), links.gated_norm(x, gate, weight, 1e-6))

@@ -2,9 +2,9 @@
 
 transformers writes norms, the gated MLP and the short convolution as chains of element-wise torch functions, each of
 which reads and writes whole activations. On a GPU with Triton the links of such a chain run as one kernel that rounds
-where the chain rounds; sums over a row stay torch's own. Before a replacement is used it must give the very bits of
-what it replaces, on this device, on random rows and on every BF16 value of a gate. So it is no numeric mode of its own
-and no part of the fingerprint; where one link differs, that chain stays as it was.
+where the chain rounds and sums in the order in which torch sums. Before a replacement is used it must give the very
+bits of what it replaces, on this device, on random rows and on every BF16 value of a gate. So it is no numeric mode of
+its own and no part of the fingerprint; where one link differs, that chain stays as it was.
 """
 
 import copy
@@ -21,7 +21,11 @@ from tauscope_target.anatomy import Anatomy
 from tauscope_target.fused import is_silu_gated
 from tauscope_target.kernels import layer_scopes
 
-TRIAL_ROWS = 1024
+TRIAL_ROWS = (16, 17, 100, 2048)
+LEAST_ROWS = 16
+"""Fewer rows are summed by torch in another order (several warps a row), and stay with its functions."""
+LANES_WIDTH, MOST_WIDTH = 128, 8192
+"""Widths of one order: multiples of what the 32 lanes of a warp take at once, up to where torch splits a row."""
 TRIAL_LENGTH = 197
 """Not a multiple of any block, so that edges are tried, too."""
 CONVOLUTION = "causal_conv1d_fn"
@@ -137,14 +141,16 @@ def _norm_forward(norm: Any, kernels: Kernels, device: torch.device) -> Callable
     width = trial.weight.shape[0]
     with torch.inference_mode():
         trial.weight = nn.Parameter(_random((width,), device), requires_grad=False)
-        x = _random((2, TRIAL_ROWS, width), device)
+        rows = [_random((count, width), device) for count in TRIAL_ROWS]
+        if not all(map(is_sum_known, rows)):
+            return None
         if type(norm).__name__.endswith("Gated"):
-            gate = _every_value(width, device)
-            rows = _random(tuple(gate.shape), device)
-            same = same_bits(kernels.gated_norm(rows, gate, trial.weight, eps), trial(rows, gate))
+            every = _every_value(width, device)
+            pairs = [(_random(tuple(every.shape), device), every), *((x, x.flip(-1)) for x in rows)]
+            same = all(same_bits(kernels.gated_norm(x, gate, trial.weight, eps), trial(x, gate)) for x, gate in pairs)
             return partial(_bind_gated, kernels, eps) if same else None
         for is_centred in (True, False):
-            if same_bits(kernels.norm(x, trial.weight, eps, is_centred=is_centred), trial(x)):
+            if all(same_bits(kernels.norm(x, trial.weight, eps, is_centred=is_centred), trial(x)) for x in rows):
                 return partial(_bind_norm, kernels, eps, is_centred)
     return None
 
@@ -164,12 +170,30 @@ def _is_same_convolution(function: Callable[..., torch.Tensor], kernels: Kernels
         return same_bits(kernels.convolution(x, weight), function(x, weight, None, activation="silu"))
 
 
+def is_sum_known(x: torch.Tensor) -> bool:
+    """Whether torch sums the rows of x [..., width] in the order that the kernels know."""
+    width = x.shape[-1]
+    return x.numel() >= LEAST_ROWS * width and width % LANES_WIDTH == 0 and width < MOST_WIDTH
+
+
 def _bind_norm(kernels: Kernels, eps: float, is_centred: bool, module: Any) -> Callable[..., torch.Tensor]:
-    return lambda x: kernels.norm(x, module.weight, eps, is_centred=is_centred)
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        if not is_sum_known(x):
+            return own_forward(module, x)
+        return kernels.norm(x, module.weight, eps, is_centred=is_centred)
+
+    own_forward: Callable[..., torch.Tensor] = type(module).forward
+    return forward
 
 
 def _bind_gated(kernels: Kernels, eps: float, module: Any) -> Callable[..., torch.Tensor]:
-    return lambda hidden_states, gate: kernels.gated_norm(hidden_states, gate, module.weight, eps)
+    def forward(hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        if not is_sum_known(hidden_states):
+            return own_forward(module, hidden_states, gate)
+        return kernels.gated_norm(hidden_states, gate, module.weight, eps)
+
+    own_forward: Callable[..., torch.Tensor] = type(module).forward
+    return forward
 
 
 def _bind_mlp(kernels: Kernels, module: Any) -> Callable[..., torch.Tensor]:
@@ -199,7 +223,7 @@ def _every_value(width: int, device: torch.device) -> torch.Tensor:
     patterns = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     values = patterns.view(torch.bfloat16)
     values = values[torch.isfinite(values)]
-    rows = -(-len(values) // width)
+    rows = max(LEAST_ROWS, -(-len(values) // width))
     padded = torch.zeros(rows * width, dtype=torch.bfloat16)
     padded[: len(values)] = values
     return padded.view(rows, width).to(device)

@@ -8,6 +8,9 @@ Products of two BF16 numbers are exact in float32, so a fused multiply-add canno
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 # ruff: noqa: PLR0917
 
+from typing import Any
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +18,7 @@ from triton.language.extra import libdevice
 
 BLOCK = 1024
 CONVOLUTION_ROWS, CONVOLUTION_CHANNELS = 32, 128
+MOST_COLUMNS = 512
 
 
 @triton.jit
@@ -24,34 +28,76 @@ def _silu(x):
 
 
 @triton.jit
-def _squares(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
-    tl.store(out_ptr + offsets, x * x, mask=mask)
+def _rates(x_ptr, rows, inside, eps, share, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Reciprocal roots of the mean squares of rows, in the order in which torch sums: a lane of a warp has four sums,
+    of every fourth number; they are joined one after another, then the lower half of the lanes with the upper one.
+    """
+    offsets = rows.to(tl.int64)[:, None] * WIDTH + tl.arange(0, 128)[None, :]
+    sums = tl.zeros((ROWS, 128), tl.float32)
+    for start in range(0, WIDTH, 128):
+        x = tl.load(x_ptr + offsets + start, mask=inside, other=0.0).to(tl.float32)
+        sums += x * x
+    even, odd = tl.split(tl.reshape(sums, (ROWS, 32, 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    total = first + second + third + fourth
+    for step in tl.static_range(5):
+        halves = tl.permute(tl.reshape(total, (ROWS, 2, 16 >> step)), (0, 2, 1))
+        low, high = tl.split(halves)
+        total = low + high
+    return tl.rsqrt(tl.reshape(total, (ROWS,)) * share + eps)
 
 
 @triton.jit
-def _scaled(x_ptr, rate_ptr, weight_ptr, out_ptr, n, WIDTH: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
-    x = x * tl.load(rate_ptr + offsets // WIDTH, mask=mask)
-    weight = tl.load(weight_ptr + offsets % WIDTH, mask=mask).to(tl.float32)
-    x = x * (1.0 + weight) if CENTRED else x.to(tl.bfloat16).to(tl.float32) * weight
-    tl.store(out_ptr + offsets, x.to(tl.bfloat16), mask=mask)
+def _norm(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    n,
+    eps,
+    share,
+    WIDTH: tl.constexpr,
+    CENTRED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = (rows < n)[:, None]
+    rates = _rates(x_ptr, rows, inside, eps, share, WIDTH, ROWS)[:, None]
+    for start in range(0, WIDTH, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
+        offsets = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+        x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32) * rates
+        weight = tl.load(weight_ptr + columns).to(tl.float32)[None, :]
+        x = x * (1.0 + weight) if CENTRED else x.to(tl.bfloat16).to(tl.float32) * weight
+        tl.store(out_ptr + offsets, x.to(tl.bfloat16), mask=inside)
 
 
 @triton.jit
-def _gated(x_ptr, rate_ptr, weight_ptr, gate_ptr, out_ptr, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
-    x = (x * tl.load(rate_ptr + offsets // WIDTH, mask=mask)).to(tl.bfloat16).to(tl.float32)
-    weight = tl.load(weight_ptr + offsets % WIDTH, mask=mask).to(tl.float32)
-    x = (weight * x).to(tl.bfloat16).to(tl.float32)
-    gate = tl.load(gate_ptr + offsets, mask=mask).to(tl.float32)
-    tl.store(out_ptr + offsets, (x * _silu(gate)).to(tl.bfloat16), mask=mask)
+def _gated_norm(
+    x_ptr,
+    weight_ptr,
+    gate_ptr,
+    out_ptr,
+    n,
+    eps,
+    share,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = (rows < n)[:, None]
+    rates = _rates(x_ptr, rows, inside, eps, share, WIDTH, ROWS)[:, None]
+    for start in range(0, WIDTH, COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)
+        offsets = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+        x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        x = (x * rates).to(tl.bfloat16).to(tl.float32)
+        weight = tl.load(weight_ptr + columns).to(tl.float32)[None, :]
+        x = (weight * x).to(tl.bfloat16).to(tl.float32)
+        gate = tl.load(gate_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + offsets, (x * _silu(gate)).to(tl.bfloat16), mask=inside)
 
 
 @triton.jit
@@ -85,7 +131,7 @@ def _convolution(
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, is_centred: bool) -> torch.Tensor:
-    """Root mean square norm of the last axis.
+    """Root mean square norm of the last axis, for rows that `exact.is_sum_known`.
 
     Args:
         x: [..., width], BF16, any strides.
@@ -97,15 +143,15 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, is_centred: bool)
         [..., width], BF16.
     """
     x = x.contiguous()
-    rate = _rate(x, eps)
     out = torch.empty_like(x)
     with torch.cuda.device_of(x):
-        _scaled[_grid(x)](x, rate, weight, out, x.numel(), WIDTH=x.shape[-1], CENTRED=is_centred, BLOCK=BLOCK)
+        _norm[_row_grid(x)](x, weight, out, *_row_sums(x, eps), CENTRED=is_centred, **_row_tile(x))
     return out
 
 
 def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root mean square norm of the last axis, rounded, scaled, rounded, then gated by silu in float32.
+    """Root mean square norm of the last axis, rounded, scaled, rounded, then gated by silu in float32, for
+    rows that `exact.is_sum_known`.
 
     Args:
         x: [..., width], BF16.
@@ -114,10 +160,9 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: f
         eps: added to the mean of squares.
     """
     x, gate = x.contiguous(), gate.contiguous()
-    rate = _rate(x, eps)
     out = torch.empty_like(x)
     with torch.cuda.device_of(x):
-        _gated[_grid(x)](x, rate, weight, gate, out, x.numel(), WIDTH=x.shape[-1], BLOCK=BLOCK)
+        _gated_norm[_row_grid(x)](x, weight, gate, out, *_row_sums(x, eps), **_row_tile(x))
     return out
 
 
@@ -148,12 +193,32 @@ def convolution(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return out.transpose(1, 2)
 
 
-def _rate(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """Reciprocal root of the mean square, float32 [..., 1]: torch's own mean, whose order of sums must be kept."""
-    squares = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    with torch.cuda.device_of(x):
-        _squares[_grid(x)](x, squares, x.numel(), BLOCK=BLOCK)
-    return torch.rsqrt(squares.mean(-1, keepdim=True) + eps)
+def _row_sums(x: torch.Tensor, eps: float) -> tuple[int, float, float]:
+    """Number of rows, eps, and what a sum is multiplied with: rows over elements, divided in float32 as torch does."""
+    rows = x.numel() // x.shape[-1]
+    return rows, eps, float(np.float32(rows) / np.float32(x.numel()))
+
+
+def _row_tile(x: torch.Tensor) -> dict[str, Any]:
+    """Shape of a program's tile. Without fusion: the share of a sum, rounded, plus eps."""
+    width = x.shape[-1]
+    return {
+        "WIDTH": width,
+        "ROWS": _rows_of(width),
+        "COLUMNS": min(MOST_COLUMNS, width & -width),
+        "num_warps": 4,
+        "enable_fp_fusion": False,
+    }
+
+
+def _row_grid(x: torch.Tensor) -> tuple[int]:
+    width = x.shape[-1]
+    return (triton.cdiv(x.numel() // width, _rows_of(width)),)
+
+
+def _rows_of(width: int) -> int:
+    """Rows of a program."""
+    return 4 if width >= 1024 else 16
 
 
 def _grid(x: torch.Tensor) -> tuple[int]:
