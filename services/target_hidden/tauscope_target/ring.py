@@ -4,10 +4,10 @@ A layer of the usual build travels as its token mixer and the matrices of its ML
 buffer is divided into cells, each large enough for the pieces that take turns in it, and a piece has the same cell in
 every pass, so that parameters are bound once, as views. With cells for one layer the MLP arrives while the mixer
 computes, and the next mixer while the MLP does; with more, copies run further ahead: the first matrix of the next MLP
-into a spare cell, say. A copy stream fills a cell while others are in use; events in both directions keep them apart:
-compute waits until the copy is done, the copy waits until the cell's last use is done. The arithmetic is that of
-resident weights, bit for bit: same kernels, same shapes, same alignment, only the address of a weight differs.
-Without a GPU the same code copies synchronously.
+into a spare cell, say. A copy stream fills a cell while others are in use by the default stream, which has the lowest
+priority that a device knows; events in both directions keep the two apart: compute waits until the copy is done, the
+copy waits until the cell's last use is done. The arithmetic is that of resident weights, bit for bit: same kernels,
+same shapes, same alignment, only the address of a weight differs. Without a GPU the same code copies synchronously.
 """
 
 from collections.abc import Iterator
