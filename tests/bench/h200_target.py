@@ -348,7 +348,7 @@ def measure_streamed(
     weights: Any = parts.runner._weights  # the benchmark looks inside
     num_layers = shape.taps[-1] + 1
     report["streamed_bytes"] = weights.bytes_of(num_layers)
-    report["ring_gib"] = weights.slot_bytes / GIB
+    report["ring_gib"] = weights.buffer_bytes / GIB
     pin_configurations()
     run(engine, jobs(shape, shape.sequence))
     report["copy_only"] = timed(device, lambda: copies(weights, num_layers, device), shape.repeats)

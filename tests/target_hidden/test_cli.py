@@ -17,6 +17,7 @@ from kit.engine import Checkpoint
 from tauscope_target.cli import main
 from tauscope_target.commands.extras import require_extra
 from tauscope_target.commands.sizes import parse_bytes
+from tauscope_target.duty import SHARED_DUTY
 from tauscope_wire.errors import RequestError
 
 PROGRAM = [sys.executable, "-m", "tauscope_target.cli"]
@@ -34,6 +35,7 @@ def test_help_imports_neither_torch_nor_transformers() -> None:
     assert done.stderr.strip() == "[]"
     assert "Exit codes" in done.stdout
     assert "--allow-reference-kernels" in done.stdout
+    assert f"{SHARED_DUTY} on a GPU" in " ".join(done.stdout.split())
 
 
 def test_a_missing_extra_is_one_line_with_the_command_that_helps() -> None:

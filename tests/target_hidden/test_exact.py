@@ -184,7 +184,10 @@ def test_rows_that_torch_sums_in_another_order_go_to_the_function_replaced(folde
 )
 def test_which_sums_are_known(shape: tuple[int, ...], known: bool) -> None:
     """A warp a row: at least 16 rows, 128 numbers at a time, fewer than 256 a lane (torch's Reduce.cuh)."""
-    assert is_sum_known(torch.empty(shape)) is known
+    x = torch.empty(shape, dtype=torch.bfloat16)
+    assert is_sum_known(x) is known
+    assert not is_sum_known(x.float())
+    assert not is_sum_known(torch.empty(shape[::-1], dtype=torch.bfloat16).permute(*range(len(shape) - 1, -1, -1)))
 
 
 def test_norms_of_other_widths_stay_as_they_are(tmp_path: Path, own_convolution: None) -> None:
@@ -212,7 +215,7 @@ def test_on_a_gpu_all_chains_of_the_hybrid_are_replaced_bit_for_bit(folder: Path
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", [128, 256, 1024, 5120])
+@pytest.mark.parametrize("width", [128, 256, 384, 1024, 5120, 8064])
 @pytest.mark.parametrize("rows", [16, 17, 31, 100, 777, 2048, 5001])
 def test_on_a_gpu_norms_sum_in_the_order_of_torch(rows: int, width: int) -> None:
     kernels = load_kernels(torch.device("cuda"), torch.bfloat16)
@@ -227,3 +230,16 @@ def test_on_a_gpu_norms_sum_in_the_order_of_torch(rows: int, width: int) -> None
         ours = kernels.norm(x, weight, 1e-6, is_centred=is_centred)
         assert same_bits(ours, links.norm(x, weight, 1e-6, is_centred=is_centred))
     assert same_bits(kernels.gated_norm(x, gate, weight, 1e-6), links.gated_norm(x, gate, weight, 1e-6))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_norms_of_many_rows_and_of_heads_cut_from_a_wider_projection() -> None:
+    kernels = load_kernels(torch.device("cuda"), torch.bfloat16)
+    assert kernels is not None
+    random = torch.Generator("cuda").manual_seed(0)
+    wide = torch.randn(2, 1 << 14, 8 * 256, generator=random, device="cuda").to(torch.bfloat16)
+    weight = torch.randn(128, generator=random, device="cuda").to(torch.bfloat16)
+    links = LinkByLink()
+    for x in (wide.view(-1, 128), wide.view(2, 1 << 14, 8, 256).chunk(2, dim=-1)[0]):
+        assert is_sum_known(x)
+        assert same_bits(kernels.norm(x, weight, 1e-6, is_centred=True), links.norm(x, weight, 1e-6, is_centred=True))

@@ -96,7 +96,7 @@ def test_cells_that_are_refused_their_memory_are_taken_when_there_is_some(make: 
     taken = torch.cuda.memory_reserved(device)
     weights = engine.parts.runner._weights
     torch.cuda.set_per_process_memory_fraction(
-        (taken - weights.slot_bytes) / torch.cuda.mem_get_info(device)[1], device
+        (taken - weights.buffer_bytes) / torch.cuda.mem_get_info(device)[1], device
     )
     try:
         (refused,) = engine.execute(wanted)

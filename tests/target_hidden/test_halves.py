@@ -12,16 +12,22 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from kit.engine import Checkpoint, job, random_ids, results
 from kit.models import DENSE_FIELDS, randomise, save
+from tauscope_target.anatomy import Anatomy, dissect
+from tauscope_target.arena import REGION_ALIGNMENT
 from tauscope_target.checkpoint import open_checkpoint
 from tauscope_target.duty import Duty
 from tauscope_target.engine import TorchEngine
 from tauscope_target.jobs import HiddenJob
-from tauscope_target.layer_parts import mlp_parts
+from tauscope_target.layer_parts import mlp_parts, pieces_of
 from tauscope_target.loading import LoadingPlan, load
 from tauscope_target.memory import ONE_LAYER, SPARE_MATRIX, TWO_MLPS, WHOLE_LAYERS, Budget, RingShape
 from tauscope_target.modes import ModeDecision, build
 from tauscope_target.residual import chunk_bounds
+from tauscope_target.ring import StreamedWeights
 from tauscope_target.selftests import FLOAT32_TOLERANCE, relative_difference
+from tauscope_target.sizes import sizes_of_shapes
+from tauscope_target.skeleton import build_skeleton
+from tauscope_target.streaming import StreamPlacement
 from tauscope_wire.errors import DeadlineError, UnavailableError
 
 CPU = torch.device("cpu")
@@ -76,6 +82,65 @@ def test_every_ring_and_every_place_of_the_residual_stream_gives_the_bits_of_res
         theirs = states(make(kind, None), mixed(layers), chunk=chunk)
         for found, expected in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(found, expected)
+
+
+def mixed_experts() -> Anatomy:
+    """Dense layers between layers of experts, whose MLPs have other matrices."""
+    from transformers import Qwen3MoeConfig
+
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=96,
+        moe_intermediate_size=16,
+        num_hidden_layers=8,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        mlp_only_layers=[0, 3, 6],
+    )
+    return dissect(build_skeleton(config, torch.float32), has_head=False)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "qwen3", "llama", "gemma", "experts"])
+def test_rings_take_the_memory_that_is_counted(folders: Callable[[str], Path], kind: str) -> None:
+    """But for alignment and the vectors that travel with a matrix."""
+    plan = LoadingPlan(torch.float32, CPU)
+    anatomy = mixed_experts() if kind == "experts" else load(open_checkpoint(folders(kind)), plan)
+    shapes = {name: tuple(tensor.shape) for name, tensor in anatomy.model.named_parameters()}
+    sizes = sizes_of_shapes(shapes, anatomy.config.to_dict(), itemsize=4)
+    placement = StreamPlacement(anatomy, plan)
+    assert (SPARE_MATRIX in sizes.ring_shapes) is (kind in ("hybrid", "qwen3", "llama"))
+    for ring in sizes.ring_shapes:
+        taken = StreamedWeights(anatomy, placement, device=CPU, shape=ring).buffer_bytes
+        cells = 2 * (ring.mixers + ring.mlps * max(1, sizes.mlp_matrices) + ring.spare)
+        vectors = 4 * anatomy.config.hidden_size
+        assert 0 <= taken - sizes.ring_bytes(ring) <= cells * (REGION_ALIGNMENT + vectors)
+
+
+def test_matrices_travel_alone_where_every_mlp_has_the_same_few() -> None:
+    norms = {"input_layernorm.weight": (8,), "post_attention_layernorm.weight": (8,)}
+    mixer = {"self_attn.q_proj.weight": (8, 8)}
+
+    def travel(*mlps: dict[str, tuple[int, ...]]) -> list[list[list[str]]]:
+        layers = [norms | mixer | {f"mlp.{name}": shape for name, shape in mlp.items()} for mlp in mlps]
+        pieces = pieces_of(layers)
+        assert [of_layer["mixer"] for of_layer in pieces] == [[["input_layernorm.weight", *mixer]]] * len(mlps)
+        return [of_layer["mlp"] for of_layer in pieces]
+
+    norm = "post_attention_layernorm.weight"
+    gated: dict[str, tuple[int, ...]] = {"gate": (32, 8), "gate.bias": (32,), "up": (32, 8), "down": (8, 32)}
+    whole = [[norm, *(f"mlp.{name}" for name in gated)]]
+    assert travel(gated, gated) == [[[norm, "mlp.gate.bias", "mlp.gate"], ["mlp.up"], ["mlp.down"]]] * 2
+    assert travel(gated, {"fc": (32, 8), "proj": (8, 32)})[0] == whole
+    assert travel(gated | {"down": (8, 64)}) == [[[*whole[0][:-1], "mlp.down"]]]
+    assert travel({"scale": (8,)}) == [[[norm, "mlp.scale"]]]
+    assert travel({f"experts.{number}": (8, 8) for number in range(5)}) == [
+        [[norm, *(f"mlp.experts.{number}" for number in range(5))]]
+    ]
+    assert pieces_of([mixer | {"norm.weight": (8,)}]) == [{None: [[*mixer, "norm.weight"]]}]
 
 
 def test_halves_are_found_where_a_layer_has_them(make: Make) -> None:
@@ -135,11 +200,12 @@ def test_a_long_pass_lends_the_memory_of_spare_cells_and_the_next_one_has_them_b
             strict=True,
         ):
             np.testing.assert_array_equal(found, expected)
-        held.append(weights.slot_bytes)
+        held.append(weights.buffer_bytes)
         storages = {p.untyped_storage().data_ptr() for step in engine.parts.anatomy.layers for p in step.parameters()}
         assert len(storages) == 1
+        assert not any(p.is_inference() for step in engine.parts.anatomy.layers for p in step.parameters())
     states(make("hybrid", ONE_LAYER), [job(random_ids(9), (0,))])
-    assert held[0] == held[2] > held[1] == make("hybrid", ONE_LAYER).parts.runner._weights.slot_bytes
+    assert held[0] == held[2] > held[1] == make("hybrid", ONE_LAYER).parts.runner._weights.buffer_bytes
 
 
 @pytest.mark.parametrize("on_host", [False, True])

@@ -1,5 +1,6 @@
 """Logits summaries against the whole matrix of logits, sorted slowly."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 import torch
 
 from kit.engine import Reference, Start, job, random_ids, results
+from tauscope_target.engine import TorchEngine
 from tauscope_target.jobs import LogitsSpec
-from tauscope_target.logits import ResidentHead, row_blocks, summarise
-from tauscope_target.memory import BLOCK_ELEMENTS
+from tauscope_target.logits import ResidentHead, rows_at_once, summarise
+from tauscope_target.memory import BLOCK_ELEMENTS, Budget
 from tauscope_target.streaming import StreamedHead
 
 CPU = torch.device("cpu")
@@ -126,8 +128,62 @@ def test_a_block_of_logits_of_a_large_vocabulary_stays_within_its_budget(mode: s
     head = (
         ResidentHead(SimpleNamespace(weight=weight)) if mode == "resident" else StreamedHead(weight, None, device=CPU)
     )
-    blocks = list(row_blocks(10_000, head))
-    assert blocks[0][0] == 0
-    assert blocks[-1][1] == 10_000
     widest = max(len(rows) for _, rows, _ in head.blocks())
-    assert all((stop - start) * widest <= BLOCK_ELEMENTS[mode] for start, stop in blocks)
+    assert 1 < rows_at_once(head) * widest <= BLOCK_ELEMENTS[mode]
+
+
+class Walks(ResidentHead):
+    """Counts how often a head travels."""
+
+    walks = 0
+
+    def blocks(self):  # type: ignore[no-untyped-def]
+        self.walks += 1
+        return super().blocks()
+
+
+@pytest.mark.parametrize(("most", "walks"), [(64, 1), (20, 3), (7, 8), (1, 56)])
+def test_rows_of_many_requests_share_a_walk_through_the_head(start: Start, most: int, walks: int) -> None:
+    parts = start("llama").parts
+    head = Walks(parts.anatomy.head)
+    head.block_elements = most * head.block_vocab
+    wanted = [
+        job(random_ids(9, seed=1), (), logits=LogitsSpec(3, next_token=True)),
+        job(random_ids(30, seed=2), (), logits=LogitsSpec(0, next_token=False)),
+        job(random_ids(40, seed=3), (), logits=LogitsSpec(5, next_token=True), start=20, stop=37),
+    ]
+    plain = results(start("llama"), wanted)
+    found = results(TorchEngine(replace(parts, head=head)), wanted)
+    assert head.walks == walks  # of 9 + 30 + 17 rows
+    for ours, theirs in zip(found, plain, strict=True):
+        assert ours.logits is not None
+        assert theirs.logits is not None
+        np.testing.assert_array_equal(ours.logits.argmax_ids, theirs.logits.argmax_ids)
+        np.testing.assert_array_equal(ours.logits.top_ids, theirs.logits.top_ids)
+        np.testing.assert_allclose(ours.logits.top_logprobs, theirs.logits.top_logprobs, atol=TOLERANCE)
+        if theirs.logits.next_logprobs is None:
+            assert ours.logits.next_logprobs is None
+        else:
+            np.testing.assert_allclose(ours.logits.next_logprobs, theirs.logits.next_logprobs, atol=TOLERANCE)
+
+
+def test_chunks_of_a_pass_share_a_walk_and_those_in_host_memory_have_their_own(start: Start) -> None:
+    parts = start("llama").parts
+    head = Walks(parts.anatomy.head)
+    engine = TorchEngine(replace(parts, head=head))
+    wanted = [job(random_ids(n, seed=n), (1,), logits=LogitsSpec(2, next_token=True)) for n in (40, 30)]
+    expected = results(engine, wanted)
+    before = Budget(parts.runner.chunk_tokens, parts.runner.chunk_tokens, None, 0)
+    for device_tokens, walks in ((None, 1), (1, 2)):
+        head.walks = 0
+        parts.runner.adopt(Budget(8192, 40, None, 0, device_tokens=device_tokens))  # a row at a time
+        try:
+            found = results(engine, wanted)
+        finally:
+            parts.runner.adopt(before)
+        assert head.walks == walks
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.logits is not None
+            assert theirs.logits is not None
+            np.testing.assert_array_equal(ours.logits.top_ids, theirs.logits.top_ids)
+            np.testing.assert_allclose(ours.logits.top_logprobs, theirs.logits.top_logprobs, atol=TOLERANCE)

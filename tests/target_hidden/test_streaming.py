@@ -12,6 +12,7 @@ from tauscope_target.arena import REGION_ALIGNMENT, TENSOR_ALIGNMENT, ArenaLayou
 from tauscope_target.duty import Duty
 from tauscope_target.engine import TorchEngine
 from tauscope_target.jobs import HiddenJob, LogitsSpec
+from tauscope_target.memory import BLOCK_VOCAB
 from tauscope_target.modes import ModeRequest
 from tauscope_target.startup import EngineSettings, start_engine
 from tauscope_target.streaming import StreamedHead
@@ -126,7 +127,7 @@ def test_a_streamed_head_in_several_blocks_is_the_head() -> None:
     head = StreamedHead(weight, bias, device=torch.device("cpu"))
     for _ in range(2):
         blocks = [(start, w.clone(), b) for start, w, b in head.blocks()]
-        assert [start for start, _, _ in blocks] == list(range(0, 20_000, 2048))
+        assert [start for start, _, _ in blocks] == list(range(0, 20_000, BLOCK_VOCAB["streamed"]))
         torch.testing.assert_close(torch.cat([w for _, w, _ in blocks]), weight, rtol=0, atol=0)
         torch.testing.assert_close(torch.cat([b for _, _, b in blocks if b is not None]), bias, rtol=0, atol=0)
 

@@ -42,7 +42,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Region:
-    """A part of the arena that travels as a whole: a layer, or the head."""
+    """A part of the arena that travels as a whole: a layer or a piece of it, or the head."""
 
     start: int
     nbytes: int

@@ -16,7 +16,7 @@ import torch
 
 from tauscope_target.anatomy import Anatomy
 from tauscope_target.jobs import HiddenJob
-from tauscope_target.logits import HeadBlocks, SummaryRows, row_blocks, summarise
+from tauscope_target.logits import HeadBlocks, SummaryRows, WantedRows, summarise_wanted
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.errors import ErrorCode, InternalError
 from tauscope_wire.layers import EMBEDDING
@@ -79,9 +79,26 @@ class Capture:
                 self._store(row, plane, span[0], span[1], may_be_zero=layer < 0)
         if layer == self._last:
             for row, job in enumerate(self._jobs):
-                span = self._span(row, start, hidden, first_row)
-                if span is not None and (job.final_norm or job.logits is not None):
-                    self._finish_rows(row, span[0], span[1])
+                span = self._span(row, start, hidden, first_row) if job.final_norm else None
+                if span is not None:
+                    normed = self._anatomy.final_norm(span[1])
+                    self._store(row, len(job.layers), span[0], normed, may_be_zero=False)
+
+    def summarise(self, layer: int, start: int, hidden: torch.Tensor, *, first_row: int = 0) -> None:
+        """Compute the logits that are wanted of rows of the last layer; of other layers there are none.
+
+        Arguments as for `take`. The more rows at once, the fewer the journeys of a streamed head.
+        """
+        if layer != self._last:
+            return
+        wanted = [
+            WantedRows(summary, span[0] - self._jobs[row].start, span[1])
+            for row, summary in enumerate(self._summaries)
+            if summary is not None and (span := self._span(row, start, hidden, first_row)) is not None
+        ]
+        if wanted:
+            assert self._head is not None, "a job with logits needs a head; the engine checks that before the pass"
+            summarise_wanted(wanted, self._head, norm=self._anatomy.final_norm, scale=self._anatomy.scale_logits)
 
     def results(self) -> list[tuple[npt.NDArray[Any], SummaryRows | None] | InternalError]:
         """States and summary per job, or why they cannot be given; waits for copies under way."""
@@ -150,25 +167,6 @@ class Capture:
         if device not in self._flags:
             self._flags[device] = torch.zeros((len(self._jobs), 2), dtype=torch.bool, device=device)
         return self._flags[device]
-
-    def _finish_rows(self, row: int, position: int, rows: torch.Tensor) -> None:
-        job, summary = self._jobs[row], self._summaries[row]
-        normed = self._anatomy.final_norm(rows)
-        if job.final_norm:
-            self._store(row, len(job.layers), position, normed, may_be_zero=False)
-        if summary is None:
-            return
-        assert self._head is not None, "a job with logits needs a head; the engine checks that before the pass"
-        for low, high in row_blocks(len(normed), self._head):
-            first = position - job.start + low
-            block = summarise(
-                normed[low:high],
-                summary.next_ids(first, high - low),
-                self._head,
-                top_k=summary.spec.top_k,
-                scale=self._anatomy.scale_logits,
-            )
-            summary.put(first, block)
 
 
 def as_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:

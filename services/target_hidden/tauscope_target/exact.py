@@ -171,9 +171,10 @@ def _is_same_convolution(function: Callable[..., torch.Tensor], kernels: Kernels
 
 
 def is_sum_known(x: torch.Tensor) -> bool:
-    """Whether torch sums the rows of x [..., width] in the order that the kernels know."""
+    """Whether x [..., width] is BF16 whose rows torch sums in the order that the kernels know."""
     width = x.shape[-1]
-    return x.numel() >= LEAST_ROWS * width and width % LANES_WIDTH == 0 and width < MOST_WIDTH
+    has_order = x.numel() >= LEAST_ROWS * width and width % LANES_WIDTH == 0 and width < MOST_WIDTH
+    return has_order and x.stride(-1) == 1 and x.dtype is torch.bfloat16
 
 
 def _bind_norm(kernels: Kernels, eps: float, is_centred: bool, module: Any) -> Callable[..., torch.Tensor]:

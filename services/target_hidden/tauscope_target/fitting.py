@@ -8,6 +8,7 @@ one H200 in the shape of a 27B hybrid (on other machines both rates are lower by
 
 from tauscope_target.memory import (
     CONTEXT_BYTES,
+    LONG_RING,
     MIN_CHUNK_TOKENS,
     RESERVE_BYTES,
     Budget,
@@ -15,6 +16,7 @@ from tauscope_target.memory import (
     ModelSizes,
     RingShape,
     device_floor,
+    head_work_bytes,
 )
 
 MOST_TOKENS = 16_384
@@ -38,7 +40,7 @@ BUFFERED_CHUNKS = 3
 def overlapped(ring: RingShape, sizes: ModelSizes, *, copy: float, compute: float) -> float:
     """Time of a pass whose weights take `copy` over the bus and whose layers take `compute`.
 
-    With one cell for each half, each half is copied while the other computes; with a spare matrix, that part of the
+    With cells for one layer, each half is copied while the other computes; with a spare matrix, that part of the
     next MLP is copied while the MLP before it computes, too; with more, copies never wait for long.
     """
     if ring.mlps > 1 or not sizes.mlp_bytes:
@@ -113,24 +115,27 @@ def _fit_ring(
     sizes: ModelSizes, mode: Mode, available_bytes: int, ring: RingShape, *, wanted: int, least: int, chunk: int | None
 ) -> Budget | None:
     """The largest pass with a given ring: half of the room for a chunk at first, then what the pass leaves."""
-    floor = device_floor(sizes, mode, ring)
-    left = available_bytes - floor
+    # logits are computed when no layer computes: they share the room of a chunk
+    work = head_work_bytes(sizes, mode)
+    held = device_floor(sizes, mode, ring) - work
+    left = available_bytes - held
     per_chunk, per_pass = sizes.chunk_bytes_per_token, sizes.pass_bytes_per_token
     first = chunk or min(wanted, max(MIN_CHUNK_TOKENS, left // 2 // per_chunk))
-    tokens = min(wanted, (left - first * per_chunk) // per_pass)
+    tokens = min(wanted, (left - max(work, first * per_chunk)) // per_pass)
     if tokens < least:
         return None
     chosen = min(tokens, chunk or max(first, (left - tokens * per_pass) // per_chunk))
     if chunk is None and chosen < tokens and chosen > CHUNK_STEP:
         chosen -= chosen % CHUNK_STEP
-    on_device = (left - chosen * per_chunk) // per_pass
-    left += floor - device_floor(sizes, mode)  # long passes run with the smallest ring
-    long_chunk, longest = _longest(sizes, left, chunk or max(chosen, LONG_CHUNKS[-1]))
+    at_once = max(work, chosen * per_chunk)
+    on_device = (left - at_once) // per_pass
+    left += held + work - device_floor(sizes, mode, LONG_RING)
+    long_chunk, longest = _longest(sizes, left, chunk or max(chosen, LONG_CHUNKS[-1]), work=work)
     return Budget(
         pass_tokens=tokens,
         chunk_tokens=chosen,
         longest_tokens=max(longest, on_device),
-        bytes=floor + chosen * per_chunk + tokens * per_pass,
+        bytes=held + at_once + tokens * per_pass,
         device_tokens=on_device,
         long_chunk_tokens=long_chunk,
         ring=ring,
@@ -138,11 +143,15 @@ def _fit_ring(
     )
 
 
-def _longest(sizes: ModelSizes, left: int, chunk: int) -> tuple[int, int]:
+def _longest(sizes: ModelSizes, left: int, chunk: int, *, work: int) -> tuple[int, int]:
     """Chunk and length of the longest prompt with its residual stream in host memory."""
-    per_chunk = sizes.chunk_bytes_per_token + BUFFERED_CHUNKS * sizes.residual_bytes_per_token
+    buffered = BUFFERED_CHUNKS * sizes.residual_bytes_per_token
+
+    def at_once(tokens: int) -> int:
+        return max(work, tokens * sizes.chunk_bytes_per_token) + tokens * buffered
+
     choices = [
-        (tokens, (left - tokens * per_chunk) // sizes.long_bytes_per_token)
+        (tokens, (left - at_once(tokens)) // sizes.long_bytes_per_token)
         for tokens in (chunk, *(fewer for fewer in LONG_CHUNKS if fewer < chunk))
     ]
     return next((choice for choice in choices if choice[1] >= LONG_TOKENS), max(choices, key=lambda choice: choice[1]))

@@ -107,6 +107,7 @@ class DecoderRunner:
         Raises:
             DeadlineError: every job of the pass was given up by its caller (`cancelled`).
             UnavailableError: the system refuses host memory for a long prompt (`out_of_memory`).
+            torch.OutOfMemoryError: the device refuses memory.
         """
         ids = right_padded(jobs)
         active = Pass(jobs, capture, ids.shape[1])

@@ -25,7 +25,11 @@ class LayerWeights(Protocol):
         ...
 
     def prepare(self, *, is_long: bool) -> None:
-        """A pass begins; a long one has its residual stream in host memory."""
+        """A pass begins; a long one has its residual stream in host memory.
+
+        Raises:
+            torch.OutOfMemoryError: the device refuses what the weights need of it.
+        """
         ...
 
     def acquire(self, index: int, *, deepest: int, part: Part | None = None) -> None:
@@ -146,10 +150,14 @@ class LayerRuns:
                     output = step(residual.load(place), part)
                     if number == len(steps) - 1:
                         active.capture.take(index, chunk.start, output, first_row=chunk.rows.start)
+                        if active.host is not None:
+                            active.capture.summarise(index, chunk.start, output, first_row=chunk.rows.start)
                     residual.store(place, output)
                     del output
             finally:
                 self._weights.release(index, part=name)
+        if active.host is None:
+            active.capture.summarise(index, 0, residual.hidden)
         return residual.hidden if rest is None else (residual.hidden, *rest)
 
     def _has_halves(

@@ -4,9 +4,9 @@ A row's k best are exact and deterministic, ties included (logit descending, id 
 key whose upper half orders as the float does and whose lower half prefers small ids, and keys are unique.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -81,16 +81,16 @@ class SummaryRows:
         self.next_logprobs = np.empty(num_next, np.float32) if self.spec.next_token else None
 
     def put(self, row: int, block: "RowBlock") -> None:
-        """Store the rows from `row` on."""
+        """Store the rows from `row` on; `block` lies in host memory and may hold more than `top_k` ids."""
         stop = row + len(block.ids)
-        ids, logprobs = block.ids.cpu().numpy(), block.logprobs.cpu().numpy()
+        ids, logprobs = block.ids.numpy(), block.logprobs.numpy()
         self.is_finite = self.is_finite and bool(np.isfinite(logprobs).all())
         self.argmax_ids[row:stop] = ids[:, 0]
         self.top_ids[row:stop] = ids[:, : self.spec.top_k]
         self.top_logprobs[row:stop] = logprobs[:, : self.spec.top_k]
         if self.next_logprobs is not None:
             count = max(0, min(stop, len(self.next_logprobs)) - row)
-            self.next_logprobs[row : row + count] = block.next_logprobs[:count].cpu().numpy()
+            self.next_logprobs[row : row + count] = block.next_logprobs[:count].numpy()
 
     def next_ids(self, row: int, count: int) -> npt.NDArray[np.int32]:
         """Next token of each row; 0 stands where there is none."""
@@ -111,18 +111,86 @@ class SummaryRows:
 
 @dataclass(frozen=True, eq=False)
 class RowBlock:
-    """Summary of r rows, on the compute device: ids and logprobs [r, max(k, 1)], next_logprobs [r]."""
+    """Summary of r rows: ids and logprobs [r, max(k, 1)], next_logprobs [r]."""
 
     ids: torch.Tensor
     logprobs: torch.Tensor
     next_logprobs: torch.Tensor
 
+    def cpu(self) -> "RowBlock":
+        """The same in host memory."""
+        return RowBlock(self.ids.cpu(), self.logprobs.cpu(), self.next_logprobs.cpu())
 
-def row_blocks(num_rows: int, head: HeadBlocks) -> Iterator[tuple[int, int]]:
-    """Ranges of rows whose logits over a block of the vocabulary fit the head's budget."""
-    step = max(1, head.block_elements // head.block_vocab)
-    for start in range(0, num_rows, step):
-        yield start, min(start + step, num_rows)
+    def part(self, start: int, count: int) -> "RowBlock":
+        """Some of the rows, as views."""
+        rows = slice(start, start + count)
+        return RowBlock(self.ids[rows], self.logprobs[rows], self.next_logprobs[rows])
+
+
+class WantedRows(NamedTuple):
+    """Rows of one request that go through the head.
+
+    Attributes:
+        summary: where their summary goes.
+        row: which of the request's rows is the first one.
+        hidden: [r, hidden], of the last layer.
+    """
+
+    summary: SummaryRows
+    row: int
+    hidden: torch.Tensor
+
+
+def summarise_wanted(
+    wanted: Iterable[WantedRows],
+    head: HeadBlocks,
+    *,
+    norm: Callable[[torch.Tensor], torch.Tensor],
+    scale: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Summarise rows of many requests, as many at once as the head takes: a streamed head travels once for all of them.
+
+    Args:
+        wanted: the rows.
+        head: the output projection.
+        norm: the final norm.
+        scale: what the architecture does to the head's output.
+    """
+    for block in _blocks(wanted, rows_at_once(head)):
+        found = summarise(
+            torch.cat([norm(part.hidden) for part in block]),
+            np.concatenate([part.summary.next_ids(part.row, len(part.hidden)) for part in block]),
+            head,
+            top_k=max(part.summary.spec.top_k for part in block),
+            scale=scale,
+        ).cpu()
+        start = 0
+        for part in block:
+            part.summary.put(part.row, found.part(start, len(part.hidden)))
+            start += len(part.hidden)
+
+
+def _blocks(wanted: Iterable[WantedRows], most: int) -> Iterator[list[WantedRows]]:
+    """Cut and join to blocks of `most` rows; the last one may have fewer."""
+    block: list[WantedRows] = []
+    room = most
+    for summary, row, hidden in wanted:
+        taken = 0
+        while taken < len(hidden):
+            part = hidden[taken : taken + room]
+            block.append(WantedRows(summary, row + taken, part))
+            taken += len(part)
+            room -= len(part)
+            if not room:
+                yield block
+                block, room = [], most
+    if block:
+        yield block
+
+
+def rows_at_once(head: HeadBlocks) -> int:
+    """Most rows whose logits over a block of the vocabulary fit the head's budget."""
+    return max(1, head.block_elements // head.block_vocab)
 
 
 def summarise(

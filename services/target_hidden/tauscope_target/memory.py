@@ -18,8 +18,9 @@ RESERVE_BYTES = 128 << 20
 """Left free below the cap: allocator slack and what a kernel takes for itself."""
 BLOCK_ELEMENTS: Mapping[Mode, int] = {"resident": 1 << 24, "cpu": 1 << 24, "streamed": 1 << 21}
 """Most logits of a block by mode: rows x vocabulary never exists at once."""
-BLOCK_VOCAB: Mapping[Mode, int] = {"resident": 1 << 15, "cpu": 1 << 15, "streamed": 1 << 11}
-"""Vocabulary of a block: wide enough for full-speed products; when streamed, two buffers of 21 MB for width 5120."""
+BLOCK_VOCAB: Mapping[Mode, int] = {"resident": 1 << 15, "cpu": 1 << 15, "streamed": 1 << 9}
+"""Vocabulary of a block: wide enough for full-speed products; when streamed, narrow, so that 4,096 rows share a journey
+of the head."""
 BYTES_PER_LOGIT = 40
 """Logit, its float32, its 64-bit key on the way to the best, and what sorting takes."""
 MIN_CHUNK_TOKENS = 256
@@ -49,8 +50,9 @@ class RingShape:
 ONE_LAYER, SPARE_MATRIX, TWO_MLPS, WHOLE_LAYERS = RingShape(1, 1), RingShape(1, 1, 1), RingShape(1, 2), RingShape(2, 2)
 """The smallest: one half is copied while the other computes. A spare matrix of an MLP, or a second MLP: copies keep the
 bus busy through both halves. Two whole layers: the most that is of use, and what layers need that travel whole."""
-MOST_MATRICES = 4
-"""MLPs of more matrices than this are mixtures of experts, which have no spare cell."""
+LONG_RING = ONE_LAYER
+"""What passes run with whose residual stream lies in host memory: they are so long that layers compute for longer than
+they travel (`fitting.BALANCE_TOKENS`), and need the memory for keys and values."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class ModelSizes:
         mixer_width: elements per token of the widest token mixer's projections.
         itemsize: bytes of an activation.
         mlp_bytes: of each layer's bytes, those of its MLP and the norm before it; empty where layers have no halves.
-        mlp_matrices: matrices of an MLP; 0 where they differ in size or are too many, and then none has a spare cell.
+        mlp_matrices: matrices that each MLP travels as; 0 where MLPs travel whole, and then there is no spare cell.
     """
 
     hidden: int
@@ -185,11 +187,14 @@ class Budget:
 
 
 def head_work_bytes(sizes: ModelSizes, mode: Mode) -> int:
-    """Device memory for logits: a block of them, and the buffers of a streamed head."""
+    """Device memory for logits: a block of them, the rows that they are made of (while they wait, and joined), and the
+    buffers of a streamed head. It is taken when no layer computes, and returned.
+    """
     if not sizes.has_head:
         return 0
-    buffers = 2 * BLOCK_VOCAB[mode] * sizes.hidden * sizes.itemsize if mode == "streamed" else 0
-    return buffers + BLOCK_ELEMENTS[mode] * BYTES_PER_LOGIT
+    rows = 2 * BLOCK_ELEMENTS[mode] // BLOCK_VOCAB[mode]
+    buffers = 2 * BLOCK_VOCAB[mode] if mode == "streamed" else 0
+    return (rows + buffers) * sizes.hidden * sizes.itemsize + BLOCK_ELEMENTS[mode] * BYTES_PER_LOGIT
 
 
 def device_floor(sizes: ModelSizes, mode: Mode, ring: RingShape | None = None) -> int:

@@ -4,10 +4,10 @@ A layer of the usual build travels as its token mixer and the matrices of its ML
 buffer is divided into cells, each large enough for the pieces that take turns in it, and a piece has the same cell in
 every pass, so that parameters are bound once, as views. With cells for one layer the MLP arrives while the mixer
 computes, and the next mixer while the MLP does; with more, copies run further ahead: the first matrix of the next MLP
-into a spare cell, say. A copy stream fills a cell while others are in use by the default stream, which has the lowest
-priority that a device knows; events in both directions keep the two apart: compute waits until the copy is done, the
-copy waits until the cell's last use is done. The arithmetic is that of resident weights, bit for bit: same kernels,
-same shapes, same alignment, only the address of a weight differs. Without a GPU the same code copies synchronously.
+into a spare cell, say. A copy stream fills a cell while others are in use; events in both directions keep them apart:
+compute waits until the copy is done, the copy waits until the cell's last use is done. The arithmetic is that of
+resident weights, bit for bit: same kernels, same shapes, same alignment, only the address of a weight differs.
+Without a GPU the same code copies synchronously.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tauscope_target.anatomy import Anatomy
 from tauscope_target.arena import REGION_ALIGNMENT, Region
 from tauscope_target.copies import CopyQueue
 from tauscope_target.layer_parts import Part
-from tauscope_target.memory import ONE_LAYER, WHOLE_LAYERS, RingShape
+from tauscope_target.memory import LONG_RING, WHOLE_LAYERS, RingShape
 from tauscope_target.streaming import StreamPlacement
 
 
@@ -69,13 +69,16 @@ class StreamedWeights:
         Raises:
             torch.OutOfMemoryError: the device refuses the memory of the cells; the next call tries again.
         """
-        shape = ONE_LAYER if is_long and self.is_halved else self._shape
+        shape = LONG_RING if is_long and self.is_halved else self._shape
         if shape != self._arranged:
             self._drop()
             self._arrange(shape)
 
+    @torch.inference_mode(False)
     def _arrange(self, shape: RingShape) -> None:
-        """Give every piece its cell."""
+        """Give every piece its cell; nothing of it becomes an inference tensor, which compiled code would take for
+        another kind of weight.
+        """
         matrices = max((len(layer.regions.get("mlp", ())) for layer in self._placement.layers), default=0)
         counts: dict[Part | None, int] = {
             "mixer": shape.mixers,
@@ -100,8 +103,7 @@ class StreamedWeights:
         starts = [0]
         for extent in extents:
             starts.append(starts[-1] + -(-extent // REGION_ALIGNMENT) * REGION_ALIGNMENT)
-        with torch.inference_mode(False):  # cells are written in either mode
-            self._buffer = torch.empty(starts[-1], dtype=torch.uint8, device=self._device)
+        self._buffer = torch.empty(starts[-1], dtype=torch.uint8, device=self._device)
         self._cells = [self._buffer[start : start + extent] for start, extent in zip(starts[:-1], extents, strict=True)]
         self._held: list[int | None] = [None] * len(extents)
         self._in_use: set[int] = set()
@@ -113,6 +115,7 @@ class StreamedWeights:
             self._rebind(piece, self._cells[piece.cell])
         self._arranged = shape
 
+    @torch.inference_mode(False)
     def _drop(self) -> None:
         """Give the memory of the cells back."""
         self._arranged = None
@@ -129,7 +132,7 @@ class StreamedWeights:
         return self._placement.is_halved
 
     @property
-    def slot_bytes(self) -> int:
+    def buffer_bytes(self) -> int:
         """Device memory of the buffer."""
         return self._buffer.numel()
 

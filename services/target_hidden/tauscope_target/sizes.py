@@ -2,12 +2,12 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tauscope_target.checkpoint import CheckpointFolder
-from tauscope_target.layer_parts import mlp_parts
-from tauscope_target.memory import MOST_MATRICES, ModelSizes, kv_bytes_per_token, mixer_width
+from tauscope_target.layer_parts import equal_matrices, mlps_of
+from tauscope_target.memory import ModelSizes, kv_bytes_per_token, mixer_width
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)")
 _SKIPPED = re.compile(r"^(model\.)?(visual|vision_tower|mtp)\.|^mtp_")
@@ -89,13 +89,7 @@ def sizes_of_shapes(
         layers = defaultdict(dict, {index: {"": (unnamed_layer,)} for index in range(num_layers)})
     top = num_layers - 1 if deepest_layer is None else deepest_layer
     loaded = [layers[index] for index in sorted(layers) if index <= top]
-    parts = [mlp_parts(layer) for layer in loaded]
-    mlps = [
-        {name: shape for name, shape in layer.items() if found.owns(name)}
-        for layer, found in zip(loaded, parts, strict=True)
-        if found is not None
-    ]
-    has_halves = len(mlps) == len(loaded)
+    mlps = mlps_of(loaded) or []
     hidden = int(config["hidden_size"])
     return ModelSizes(
         hidden=hidden,
@@ -109,19 +103,10 @@ def sizes_of_shapes(
         kv_bytes_per_token=kv_bytes_per_token(config, itemsize),
         mixer_width=mixer_width(config),
         itemsize=itemsize,
-        mlp_bytes=tuple(_count_all(mlp) * itemsize for mlp in mlps) if has_halves else (),
-        mlp_matrices=_equal_matrices(mlps) if has_halves else 0,
+        mlp_bytes=tuple(_count_all(mlp) * itemsize for mlp in mlps),
+        mlp_matrices=equal_matrices(mlps),
     )
 
 
 def _count_all(shapes: Mapping[str, tuple[int, ...]]) -> int:
     return sum(map(count_elements, shapes.values()))
-
-
-def _equal_matrices(mlps: Sequence[Mapping[str, tuple[int, ...]]]) -> int:
-    """Matrices of each MLP, or 0 if the MLPs or their matrices differ in size, or have many (experts)."""
-    matrices = {tuple(count_elements(shape) for shape in mlp.values() if len(shape) >= 2) for mlp in mlps}
-    if len(matrices) != 1:
-        return 0
-    (counts,) = matrices
-    return len(counts) if len(set(counts)) == 1 and len(counts) <= MOST_MATRICES else 0

@@ -1,6 +1,6 @@
 """Where streamed weights lie on the host, and how embedding and head are used from there; `ring` moves the layers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 from tauscope_target.anatomy import Anatomy
 from tauscope_target.arena import ArenaLayout, HostArena, Region
 from tauscope_target.copies import CopyQueue
-from tauscope_target.layer_parts import MlpParts, Part, mlp_parts, pieces_of
+from tauscope_target.layer_parts import Part, pieces_of
 from tauscope_target.loading import LoadingPlan, parameter_dtype
 from tauscope_target.memory import BLOCK_ELEMENTS, BLOCK_VOCAB
 
@@ -48,22 +48,23 @@ class StreamPlacement:
 
     def __post_init__(self) -> None:
         layout = ArenaLayout()
-        parts = [mlp_parts([name for name, _ in layer.named_parameters()]) for layer in self.anatomy.layers]
-        self.is_halved = all(part is not None for part in parts)
+        layers = list(self.anatomy.layers)
+        pieces = pieces_of([{name: tuple(p.shape) for name, p in layer.named_parameters()} for layer in layers])
+        self.is_halved = all(None not in of_layer for of_layer in pieces)
         self.layers = [
             LayerRegions(
                 {
                     part: tuple(
                         layout.add(
                             self._entry(f"{self.anatomy.layers_path}.{index}.{name}", layer.get_parameter(name))
-                            for name in piece
+                            for name in names
                         )
-                        for piece in pieces
+                        for names in of_part
                     )
-                    for part, pieces in self._pieces(layer, found).items()
+                    for part, of_part in of_layer.items()
                 }
             )
-            for index, (layer, found) in enumerate(zip(self.anatomy.layers, parts, strict=True))
+            for index, (layer, of_layer) in enumerate(zip(layers, pieces, strict=True))
         ]
         self._embedding_name = _name_of(self.anatomy.model, self.anatomy.embedding)
         head = self.anatomy.head
@@ -73,14 +74,6 @@ class StreamPlacement:
             layout.add([self._entry(f"{name}.weight", head.weight)])
         self.arena = HostArena(layout)
         self._regions = {name: region for region in layout.regions for name in region.slices}
-
-    def _pieces(self, layer: nn.Module, found: MlpParts | None) -> dict[Part | None, list[list[str]]]:
-        """Names of a layer's parameters by half and piece, in the order of use."""
-        shapes = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
-        if not self.is_halved or found is None:
-            return {None: [list(shapes)]}
-        mlp = {name: shape for name, shape in shapes.items() if found.owns(name)}
-        return {"mixer": [[name for name in shapes if name not in mlp]], "mlp": pieces_of(mlp)}
 
     def _entry(self, name: str, parameter: torch.Tensor) -> tuple[str, tuple[int, ...], torch.dtype]:
         return name, tuple(parameter.shape), parameter_dtype(self.anatomy.model, name, parameter, self.plan)
@@ -111,37 +104,32 @@ class StreamedHead:
         self._bias = None if bias is None else bias.to(device)
         self._device = device
         self._queue = CopyQueue(device, NUM_SLOTS)
-        self._buffers: list[torch.Tensor] | None = None
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Device memory of the buffers, taken at the first use."""
-        rows = self.block_vocab
-        return NUM_SLOTS * rows * int(self._weight.shape[1]) * self._weight.itemsize
 
     def blocks(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:
-        """Blocks in order; each is valid until the next is asked for."""
-        if self._buffers is None:
-            shape = (self.block_vocab, int(self._weight.shape[1]))
-            self._buffers = [
-                torch.empty(shape, dtype=self._weight.dtype, device=self._device) for _ in range(NUM_SLOTS)
-            ]
+        """Blocks in order; each is valid until the next is asked for. The buffers live as long as the iterator."""
+        shape = (NUM_SLOTS, self.block_vocab, int(self._weight.shape[1]))
+        buffers = torch.empty(shape, dtype=self._weight.dtype, device=self._device)
+        for buffer in range(NUM_SLOTS):
+            self._queue.mark_used(buffer)  # whatever had this memory before
         starts = list(range(0, self.vocab_size, self.block_vocab))
-        self._copy(0, starts[0])
-        for number, start in enumerate(starts):
-            if number + 1 < len(starts):
-                self._copy((number + 1) % NUM_SLOTS, starts[number + 1])
-            buffer = number % NUM_SLOTS
-            stop = min(start + self.block_vocab, self.vocab_size)
-            self._queue.wait_until_copied(buffer)
-            bias = None if self._bias is None else self._bias[start:stop]
-            yield start, self._buffers[buffer][: stop - start], bias
-            self._queue.mark_used(buffer)
+        try:
+            self._copy(buffers, 0, starts)
+            for number, start in enumerate(starts):
+                if number + 1 < len(starts):
+                    self._copy(buffers, number + 1, starts)
+                stop = min(start + self.block_vocab, self.vocab_size)
+                self._queue.wait_until_copied(number % NUM_SLOTS)
+                bias = None if self._bias is None else self._bias[start:stop]
+                yield start, buffers[number % NUM_SLOTS, : stop - start], bias
+                self._queue.mark_used(number % NUM_SLOTS)
+        finally:
+            for buffer in range(NUM_SLOTS):
+                self._queue.wait_until_copied(buffer)  # before the memory serves something else
 
-    def _copy(self, buffer: int, start: int) -> None:
-        assert self._buffers is not None
-        rows = self._weight[start : start + self.block_vocab]
-        self._queue.copy(buffer, self._buffers[buffer][: len(rows)], rows)
+    def _copy(self, buffers: torch.Tensor, number: int, starts: Sequence[int]) -> None:
+        rows = self._weight[starts[number] : starts[number] + self.block_vocab]
+        buffer = number % NUM_SLOTS
+        self._queue.copy(buffer, buffers[buffer, : len(rows)], rows)
 
 
 def host_embedding(anatomy: Anatomy, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:

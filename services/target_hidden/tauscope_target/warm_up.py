@@ -27,7 +27,8 @@ def fill_a_pass(engine: TorchEngine) -> None:
     longest, on_device = facts.longest_tokens or 0, runner.device_tokens or 0
     lengths = [facts.pass_tokens, facts.pass_tokens // 8]  # one long prompt, and a full batch of shorter ones
     if on_device < longest and on_device <= LONG_PASSES_PROVED * facts.pass_tokens:
-        lengths.append(min(longest, on_device + 2 * (runner.long_chunk_tokens or 1)))  # from host memory
+        from_host = min(longest, on_device + 2 * (runner.long_chunk_tokens or 1))
+        lengths.insert(0, from_host)  # first: afterwards the weights have all of their room again
     for length in lengths:
         ids = random.integers(0, facts.model.vocab_size, max(1, length), dtype=np.int32)
         job = HiddenJob(ids, (facts.deepest_layer,), False, len(ids) - 1, len(ids))

@@ -70,7 +70,7 @@ def serve_command(
     ] = None,
     max_duty: Annotated[
         float | None,
-        typer.Option(min=0.01, max=1, help="Share of the time that layers run; 0.2 on a GPU that is in use, else 1."),
+        typer.Option(min=0.01, max=1, help="Share of the time that layers run; 0.13 on a GPU that is in use, else 1."),
     ] = None,
     pass_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a pass, padding included; what fits, up to 16384, if left out.")
