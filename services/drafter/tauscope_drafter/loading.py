@@ -20,6 +20,9 @@ from tauscope_drafter.streamed_weights import StreamedWeights
 
 __all__ = ["Loaded", "Place", "estimate_bytes", "load", "open_place"]
 
+ALIGNMENT = 64
+"""Bytes: a cache line, and where torch's own allocations begin."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -82,7 +85,7 @@ def load(path: Path, options: LoadOptions, place: Place, *, name: str = "") -> L
     home = torch.device("cpu") if place.stream_networks else place.device
     for tensor_name, tensor in read_tensors(description):
         digest.add(tensor_name, tensor)
-        weights[tensor_name] = tensor.to(home, place.dtype)
+        weights[tensor_name] = _placed(tensor, home, place.dtype)
         size += weights[tensor_name].nbytes
     if description.file is None:
         digest.add(repr(spec), torch.empty(0))
@@ -102,3 +105,13 @@ def load(path: Path, options: LoadOptions, place: Place, *, name: str = "") -> L
         path,
         lambda changed: description.family.Network(changed, held, shared),
     )
+
+
+def _placed(tensor: Tensor, home: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor where it is computed with, at an aligned address.
+
+    On some processors a product rounds otherwise when its operand begins elsewhere, as it may in a mapped file; the
+    same weights should give the same bits from every format.
+    """
+    moved = tensor.to(home, dtype)
+    return moved if moved.data_ptr() % ALIGNMENT == 0 else moved.clone()
