@@ -20,6 +20,7 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from kit.echo import Echo
+from kit.logs import own_logs
 from kit.models import tiny_qwen3
 from kit.serve import SMALL_LIMITS, running
 from tauscope_client.cli import main
@@ -44,6 +45,12 @@ class Service(NamedTuple):
 
     url: str
     key: str
+
+
+@pytest.fixture(autouse=True)
+def root_handlers() -> Iterator[None]:
+    with own_logs():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The program: exit codes, one line for every failure, and a real process that serves and stops."""
 
-import logging
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit import drafters
+from kit.logs import own_logs
 from tauscope_drafter.cli import main
 from tauscope_drafter.commands.sizes import format_bytes, parse_bytes
 from tauscope_wire.connection import Connection
@@ -21,12 +21,8 @@ from tauscope_wire.messages import DrafterServiceInfo
 
 @pytest.fixture(autouse=True)
 def root_handlers() -> Iterator[None]:
-    """The program sets up logging for its process; the process of the tests keeps its own."""
-    root = logging.getLogger()
-    before, level = list(root.handlers), root.level
-    root.handlers = []  # else those of pytest would be closed
-    yield
-    root.handlers, root.level = before, level
+    with own_logs():
+        yield
 
 
 @pytest.fixture(scope="module")

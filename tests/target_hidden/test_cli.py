@@ -1,7 +1,6 @@
 """The program: fast help, one line per failure, exit codes, and a service that starts and stops."""
 
 import json
-import logging
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ import httpx
 import pytest
 
 from kit.engine import Checkpoint
+from kit.logs import own_logs
 from tauscope_target.cli import main
 from tauscope_target.commands.extras import require_extra
 from tauscope_target.commands.sizes import parse_bytes
@@ -57,13 +57,9 @@ def test_a_size_that_is_none_is_refused(text: str) -> None:
 
 
 @pytest.fixture
-def own_logs() -> Iterator[None]:
-    """The program sets up the root logger; a test gives it back."""
-    root = logging.getLogger()
-    before, level = list(root.handlers), root.level
-    root.handlers = []  # else those of pytest would be closed
-    yield
-    root.handlers, root.level = before, level
+def root_handlers() -> Iterator[None]:
+    with own_logs():
+        yield
 
 
 def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -74,7 +70,7 @@ def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 
 
 def test_failures_end_with_one_line_and_their_exit_code(
-    capsys: pytest.CaptureFixture[str], own_logs: None, checkpoint: Checkpoint, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], root_handlers: None, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     code, line = outcome(capsys)
     assert code == 2
