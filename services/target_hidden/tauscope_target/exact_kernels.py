@@ -52,12 +52,14 @@ def _rates(x_ptr, rows, inside, eps, share, WIDTH: tl.constexpr, ROWS: tl.conste
 def _norm(
     x_ptr,
     weight_ptr,
+    gate_ptr,
     out_ptr,
     n,
     eps,
     share,
     WIDTH: tl.constexpr,
     CENTRED: tl.constexpr,
+    GATED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -70,34 +72,10 @@ def _norm(
         x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32) * rates
         weight = tl.load(weight_ptr + columns).to(tl.float32)[None, :]
         x = x * (1.0 + weight) if CENTRED else x.to(tl.bfloat16).to(tl.float32) * weight
+        if GATED:
+            gate = tl.load(gate_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+            x = x.to(tl.bfloat16).to(tl.float32) * _silu(gate)
         tl.store(out_ptr + offsets, x.to(tl.bfloat16), mask=inside)
-
-
-@triton.jit
-def _gated_norm(
-    x_ptr,
-    weight_ptr,
-    gate_ptr,
-    out_ptr,
-    n,
-    eps,
-    share,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = (rows < n)[:, None]
-    rates = _rates(x_ptr, rows, inside, eps, share, WIDTH, ROWS)[:, None]
-    for start in range(0, WIDTH, COLUMNS):
-        columns = start + tl.arange(0, COLUMNS)
-        offsets = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
-        x = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-        x = (x * rates).to(tl.bfloat16).to(tl.float32)
-        weight = tl.load(weight_ptr + columns).to(tl.float32)[None, :]
-        x = (weight * x).to(tl.bfloat16).to(tl.float32)
-        gate = tl.load(gate_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out_ptr + offsets, (x * _silu(gate)).to(tl.bfloat16), mask=inside)
 
 
 @triton.jit
@@ -142,11 +120,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, is_centred: bool)
     Returns:
         [..., width], BF16.
     """
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    with torch.cuda.device_of(x):
-        _norm[_row_grid(x)](x, weight, out, *_row_sums(x, eps), CENTRED=is_centred, **_row_tile(x))
-    return out
+    return _normed(x, None, weight, eps, is_centred=is_centred)
 
 
 def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -159,11 +133,7 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: f
         weight: [width].
         eps: added to the mean of squares.
     """
-    x, gate = x.contiguous(), gate.contiguous()
-    out = torch.empty_like(x)
-    with torch.cuda.device_of(x):
-        _gated_norm[_row_grid(x)](x, weight, gate, out, *_row_sums(x, eps), **_row_tile(x))
-    return out
+    return _normed(x, gate, weight, eps, is_centred=False)
 
 
 def silu_product(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -191,6 +161,18 @@ def convolution(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     with torch.cuda.device_of(x):
         _convolution[grid](rows, weight.contiguous(), out, length, channels, **tile)
     return out.transpose(1, 2)
+
+
+def _normed(
+    x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor, eps: float, *, is_centred: bool
+) -> torch.Tensor:
+    x = x.contiguous()
+    gates = x if gate is None else gate.contiguous()  # without a gate it is not read
+    out = torch.empty_like(x)
+    flags = {"CENTRED": is_centred, "GATED": gate is not None}
+    with torch.cuda.device_of(x):
+        _norm[_row_grid(x)](x, weight, gates, out, *_row_sums(x, eps), **flags, **_row_tile(x))
+    return out
 
 
 def _row_sums(x: torch.Tensor, eps: float) -> tuple[int, float, float]:
