@@ -30,7 +30,7 @@ from tauscope_target.engine import EngineParts, TorchEngine  # noqa: E402
 from tauscope_target.exact import apply_exact, load_kernels  # noqa: E402
 from tauscope_target.fitting import fit_cap  # noqa: E402
 from tauscope_target.fused import FLA_CONVOLUTION, FUSED, apply_options  # noqa: E402
-from tauscope_target.jobs import HiddenJob, HiddenResult  # noqa: E402
+from tauscope_target.jobs import HiddenJob, HiddenResult, LogitsSpec  # noqa: E402
 from tauscope_target.kernels import (  # noqa: E402
     Observation,
     layer_scopes,
@@ -163,14 +163,16 @@ def start(shape: Shape, mode: str, device: torch.device, *, with_head: bool, dut
     return build(lambda chosen: random_model(shape, chosen), decision, plan=plan, duty=Duty(duty, device=device))
 
 
-def jobs(shape: Shape, tokens: int, *, sequence: int | None = None, last: int | None = None) -> list[HiddenJob]:
+def jobs(
+    shape: Shape, tokens: int, *, sequence: int | None = None, last: int | None = None, logits: LogitsSpec | None = None
+) -> list[HiddenJob]:
     """Sequences of `sequence` tokens that make up a pass; `last` takes only the last rows."""
     length = min(sequence or shape.sequence, tokens)
     random = np.random.default_rng(0)
     made = []
     for _ in range(max(1, tokens // length)):
         ids = random.integers(0, shape.config["vocab_size"], length, dtype=np.int32)
-        made.append(HiddenJob(ids, shape.taps, False, length - (last or length), length))
+        made.append(HiddenJob(ids, shape.taps, False, length - (last or length), length, logits=logits))
     return made
 
 
@@ -340,7 +342,7 @@ def measure_streamed(
     skipped: frozenset[str],
 ) -> None:
     begun = time.perf_counter()
-    parts = start(shape, "streamed", device, with_head=False)
+    parts = start(shape, "streamed", device, with_head=True)
     report["load_and_pin_s"] = time.perf_counter() - begun
     kernels = load_kernels(device, next(parts.anatomy.model.parameters()).dtype)
     apply_exact(parts.anatomy, kernels, device=device)
@@ -393,13 +395,13 @@ def against_bound(
 
 
 def sizes_of(shape: Shape, dtype: torch.dtype) -> ModelSizes:
-    """Sizes without a head."""
+    """Sizes of the model, head included."""
     from transformers import Qwen3_5TextConfig
 
     config = Qwen3_5TextConfig(**shape.config)
     named = build_skeleton(config, dtype).named_parameters()
     shapes = {name: tuple(parameter.shape) for name, parameter in named}
-    return sizes_of_shapes(shapes, config.to_dict(), itemsize=dtype.itemsize, with_head=False)
+    return sizes_of_shapes(shapes, config.to_dict(), itemsize=dtype.itemsize, with_head=True)
 
 
 def capped(
@@ -427,6 +429,11 @@ def capped(
         sizes_in_table = [tokens for tokens in shape.sizes if tokens <= budget.pass_tokens]
         for tokens in sizes_in_table[-3:]:
             found[f"pass of {tokens}"] = against_bound(engine, shape, tokens, resident, floor)
+        largest = sizes_in_table[-1]
+        for name, last in (("one row of each", 1), ("all rows", None)):
+            wanted = jobs(shape, largest, last=last, logits=LogitsSpec(8, next_token=True))
+            row = timed(device, lambda wanted=wanted: run(engine, wanted), shape.repeats)
+            found[f"pass of {largest}, logits of {name}"] = row
         is_smallest = cap == int(min(shape.caps_gib) * GIB)
         for tokens in shape.long_tokens if is_smallest else ():
             if tokens <= (budget.longest_tokens or tokens):

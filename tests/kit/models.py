@@ -67,6 +67,14 @@ DENSE_FIELDS: Mapping[str, Any] = {
 }
 
 
+MIXTURE_FIELDS: Mapping[str, Any] = {
+    **DENSE_FIELDS,
+    "tie_word_embeddings": False,
+    "moe_intermediate_size": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+"""A mixture of experts, fused while it is loaded."""
 GPU_FIELDS: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 512,

@@ -11,7 +11,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from kit.engine import Checkpoint, job, random_ids, results
-from kit.models import DENSE_FIELDS, randomise, save
+from kit.models import DENSE_FIELDS, MIXTURE_FIELDS, randomise, save
 from tauscope_target.anatomy import Anatomy, dissect
 from tauscope_target.arena import REGION_ALIGNMENT
 from tauscope_target.checkpoint import open_checkpoint
@@ -88,19 +88,7 @@ def mixed_experts() -> Anatomy:
     """Dense layers between layers of experts, whose MLPs have other matrices."""
     from transformers import Qwen3MoeConfig
 
-    config = Qwen3MoeConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=96,
-        moe_intermediate_size=16,
-        num_hidden_layers=8,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        num_experts=4,
-        num_experts_per_tok=2,
-        mlp_only_layers=[0, 3, 6],
-    )
+    config = Qwen3MoeConfig(**MIXTURE_FIELDS, mlp_only_layers=[0, 3])
     return dissect(build_skeleton(config, torch.float32), has_head=False)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kit.engine import Checkpoint, job, random_ids, results
-from kit.models import checkpoint_tensors, rewrite, tiny_hybrid, tiny_llama
+from kit.models import MIXTURE_FIELDS, checkpoint_tensors, rewrite, tiny_hybrid, tiny_llama
 from tauscope_target.checkpoint import open_checkpoint
 from tauscope_target.loading import LoadingPlan, load
 from tauscope_target.modes import ModeRequest
@@ -287,19 +287,7 @@ def test_stop_ids_come_from_the_generation_configuration_first(checkpoint: Check
 def test_a_model_whose_experts_are_fused_while_loading_is_loaded_by_transformers(tmp_path: Path) -> None:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    config = Qwen3MoeConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=64,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        num_experts=4,
-        num_experts_per_tok=2,
-        eos_token_id=3,
-    )
+    config = Qwen3MoeConfig(**MIXTURE_FIELDS)
     torch.manual_seed(0)
     model = Qwen3MoeForCausalLM(config).eval()
     model.save_pretrained(tmp_path / "moe")

@@ -13,6 +13,7 @@ from tauscope_target.jobs import LogitsSpec
 from tauscope_target.logits import ResidentHead, rows_at_once, summarise
 from tauscope_target.memory import BLOCK_ELEMENTS, Budget
 from tauscope_target.streaming import StreamedHead
+from tauscope_wire.errors import DeadlineError
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
@@ -187,3 +188,14 @@ def test_chunks_of_a_pass_share_a_walk_and_those_in_host_memory_have_their_own(s
             assert theirs.logits is not None
             np.testing.assert_array_equal(ours.logits.top_ids, theirs.logits.top_ids)
             np.testing.assert_allclose(ours.logits.top_logprobs, theirs.logits.top_logprobs, atol=TOLERANCE)
+
+
+def test_a_pass_that_nobody_waits_for_stops_between_journeys_of_the_head(start: Start) -> None:
+    parts = start("llama").parts
+    head = Walks(parts.anatomy.head)
+    head.block_elements = 10 * head.block_vocab
+    wanted = job(random_ids(40), (), logits=LogitsSpec(2, next_token=True))
+    gone = replace(wanted, is_cancelled=lambda: head.walks == 2)
+    (outcome,) = TorchEngine(replace(parts, head=head)).execute([gone])
+    assert isinstance(outcome, DeadlineError)
+    assert head.walks == 2  # of four

@@ -6,7 +6,7 @@ copied. Every row is checked where it was computed: not finite, or all zero, is 
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -84,10 +84,13 @@ class Capture:
                     normed = self._anatomy.final_norm(span[1])
                     self._store(row, len(job.layers), span[0], normed, may_be_zero=False)
 
-    def summarise(self, layer: int, start: int, hidden: torch.Tensor, *, first_row: int = 0) -> None:
+    def summarise(
+        self, layer: int, start: int, hidden: torch.Tensor, *, first_row: int = 0, check: Callable[[], None]
+    ) -> None:
         """Compute the logits that are wanted of rows of the last layer; of other layers there are none.
 
-        Arguments as for `take`. The more rows at once, the fewer the journeys of a streamed head.
+        Arguments as for `take`, and `check`, which raises when nobody waits any more. The more rows at once, the fewer
+        the journeys of a streamed head.
         """
         if layer != self._last:
             return
@@ -98,7 +101,8 @@ class Capture:
         ]
         if wanted:
             assert self._head is not None, "a job with logits needs a head; the engine checks that before the pass"
-            summarise_wanted(wanted, self._head, norm=self._anatomy.final_norm, scale=self._anatomy.scale_logits)
+            norm, scale = self._anatomy.final_norm, self._anatomy.scale_logits
+            summarise_wanted(wanted, self._head, norm=norm, scale=scale, check=check)
 
     def results(self) -> list[tuple[npt.NDArray[Any], SummaryRows | None] | InternalError]:
         """States and summary per job, or why they cannot be given; waits for copies under way."""

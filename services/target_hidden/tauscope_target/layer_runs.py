@@ -151,13 +151,15 @@ class LayerRuns:
                     if number == len(steps) - 1:
                         active.capture.take(index, chunk.start, output, first_row=chunk.rows.start)
                         if active.host is not None:
-                            active.capture.summarise(index, chunk.start, output, first_row=chunk.rows.start)
+                            active.capture.summarise(
+                                index, chunk.start, output, first_row=chunk.rows.start, check=active.check
+                            )
                     residual.store(place, output)
                     del output
             finally:
                 self._weights.release(index, part=name)
         if active.host is None:
-            active.capture.summarise(index, 0, residual.hidden)
+            active.capture.summarise(index, 0, residual.hidden, check=active.check)
         return residual.hidden if rest is None else (residual.hidden, *rest)
 
     def _has_halves(

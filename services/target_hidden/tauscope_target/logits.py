@@ -147,6 +147,7 @@ def summarise_wanted(
     *,
     norm: Callable[[torch.Tensor], torch.Tensor],
     scale: Callable[[torch.Tensor], torch.Tensor],
+    check: Callable[[], None],
 ) -> None:
     """Summarise rows of many requests, as many at once as the head takes: a streamed head travels once for all of them.
 
@@ -155,8 +156,10 @@ def summarise_wanted(
         head: the output projection.
         norm: the final norm.
         scale: what the architecture does to the head's output.
+        check: called before each journey; raises when nobody waits any more.
     """
     for block in _blocks(wanted, rows_at_once(head)):
+        check()
         found = summarise(
             torch.cat([norm(part.hidden) for part in block]),
             np.concatenate([part.summary.next_ids(part.row, len(part.hidden)) for part in block]),
