@@ -187,8 +187,8 @@ class Budget:
 
 
 def head_work_bytes(sizes: ModelSizes, mode: Mode) -> int:
-    """Device memory for logits: a block of them, the rows that they are made of (while they wait, and joined), and the
-    buffers of a streamed head. It is taken when no layer computes, and returned.
+    """Device memory for logits: a block of them, the rows that they are made of (normed, and joined), and the buffers
+    of a streamed head. It is taken when no layer computes, and returned.
     """
     if not sizes.has_head:
         return 0

@@ -1,5 +1,6 @@
 """Sizes of a model's parts from names and shapes of its tensors and its configuration; reads no weights."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,14 +14,6 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)")
 _SKIPPED = re.compile(r"^(model\.)?(visual|vision_tower|mtp)\.|^mtp_")
 _EMBEDDING = re.compile(r"(embed_tokens|wte|word_embeddings|embed_in)\.weight$")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
-
-
-def count_elements(shape: tuple[int, ...]) -> int:
-    """Elements of a tensor."""
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
 
 
 def model_sizes(
@@ -74,7 +67,7 @@ def sizes_of_shapes(
     layers: dict[int, dict[str, tuple[int, ...]]] = defaultdict(dict)
     embedding = head = 0
     for name, shape in shapes.items():
-        count = count_elements(shape)
+        count = math.prod(shape)
         if _SKIPPED.search(name):
             continue
         match = _LAYER.search(name)
@@ -109,4 +102,4 @@ def sizes_of_shapes(
 
 
 def _count_all(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    return sum(map(count_elements, shapes.values()))
+    return sum(map(math.prod, shapes.values()))
