@@ -39,8 +39,9 @@ from tauscope_target.kernels import (  # noqa: E402
     ran_configurations,
 )
 from tauscope_target.loading import LoadingPlan, assemble  # noqa: E402
-from tauscope_target.memory import Budget, ModelSizes  # noqa: E402
+from tauscope_target.memory import BLOCK_ELEMENTS, BLOCK_VOCAB, Budget, ModelSizes  # noqa: E402
 from tauscope_target.modes import ModeDecision, build  # noqa: E402
+from tauscope_target.ranking import PlainRanking, Ranking, start_ranking  # noqa: E402
 from tauscope_target.ring import StreamedWeights  # noqa: E402
 from tauscope_target.selftests import SelfTestPlan, noise_floor, relative_difference, run_self_tests  # noqa: E402
 from tauscope_target.sizes import sizes_of_shapes  # noqa: E402
@@ -272,6 +273,9 @@ def measure_resident(
     report["noise_floor"] = noise_floor(engine, plan)
     report["equal_to_transformers"] = [digest(result.states) for result in run(engine, whole)] == unreplaced
     report["extraction"] = timed(device, lambda: run(engine, whole), shape.repeats)
+    asked = jobs(shape, shape.pass_tokens, logits=LogitsSpec(8, next_token=True))
+    report["extraction_with_logits"] = timed(device, lambda: run(engine, asked), shape.repeats)
+    report["ranking"] = measure_ranking(shape, parts)
     if "chunks" not in skipped:
         one = jobs(shape, shape.pass_tokens, sequence=shape.pass_tokens)
         report["extraction_one_sequence"] = timed(device, lambda: run(engine, one), shape.repeats)
@@ -295,6 +299,32 @@ def measure_resident(
     parts.runner.chunk_tokens = shape.chunk
     if with_options:
         measure_options(parts, engine, shape, report)
+
+
+def measure_ranking(shape: Shape, parts: EngineParts) -> dict[str, Any]:
+    """Best 8, log-sum-exp and next logit of a streamed head's rows over an eighth of the vocabulary, both ways."""
+    width = BLOCK_VOCAB["streamed"]
+    rows = BLOCK_ELEMENTS["streamed"] // width
+    logits = torch.randn(rows, width, device=parts.device, dtype=next(parts.anatomy.model.parameters()).dtype)
+    next_ids = torch.zeros(rows, dtype=torch.int64, device=parts.device)
+    starts = range(0, shape.config["vocab_size"] // 8, width)
+
+    def work(begin: Callable[[], Ranking]) -> None:
+        with torch.inference_mode():
+            ranking = begin()
+            for start in starts:
+                ranking.add(logits, start)
+            ranking.rows()
+
+    ways = {
+        "as_served": lambda: start_ranking(next_ids, 8, logits.dtype),
+        "by_torch": lambda: PlainRanking(next_ids, 8),
+    }
+    found: dict[str, Any] = {
+        name: timed(parts.device, lambda begin=begin: work(begin), shape.repeats) for name, begin in ways.items()
+    }
+    found["ratio"] = found["as_served"]["best_s"] / found["by_torch"]["best_s"]
+    return found
 
 
 def measure_options(parts: EngineParts, engine: TorchEngine, shape: Shape, report: dict[str, Any]) -> None:

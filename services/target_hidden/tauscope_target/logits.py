@@ -1,8 +1,4 @@
-"""Summary of the model's own distribution, in blocks: rows x vocabulary never exists at once.
-
-A row's k best are exact and deterministic, ties included (logit descending, id ascending): each logit becomes a 64-bit
-key whose upper half orders as the float does and whose lower half prefers small ids, and keys are unique.
-"""
+"""Summary of the model's own distribution, in blocks: rows x vocabulary never exists at once."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,9 +10,8 @@ import torch
 
 from tauscope_target.jobs import LogitsSpec
 from tauscope_target.memory import BLOCK_ELEMENTS, BLOCK_VOCAB
+from tauscope_target.ranking import RowBlock, start_ranking
 from tauscope_wire.tensors import LogitsSummary
-
-_LOW = (1 << 32) - 1
 
 
 class HeadBlocks(Protocol):
@@ -80,7 +75,7 @@ class SummaryRows:
         num_next = min(self.num_rows, len(self.token_ids) - 1 - self.start)
         self.next_logprobs = np.empty(num_next, np.float32) if self.spec.next_token else None
 
-    def put(self, row: int, block: "RowBlock") -> None:
+    def put(self, row: int, block: RowBlock) -> None:
         """Store the rows from `row` on; `block` lies in host memory and may hold more than `top_k` ids."""
         stop = row + len(block.ids)
         ids, logprobs = block.ids.numpy(), block.logprobs.numpy()
@@ -107,24 +102,6 @@ class SummaryRows:
             top_logprobs=self.top_logprobs,
             next_logprobs=self.next_logprobs,
         )
-
-
-@dataclass(frozen=True, eq=False)
-class RowBlock:
-    """Summary of r rows: ids and logprobs [r, max(k, 1)], next_logprobs [r]."""
-
-    ids: torch.Tensor
-    logprobs: torch.Tensor
-    next_logprobs: torch.Tensor
-
-    def cpu(self) -> "RowBlock":
-        """The same in host memory."""
-        return RowBlock(self.ids.cpu(), self.logprobs.cpu(), self.next_logprobs.cpu())
-
-    def part(self, start: int, count: int) -> "RowBlock":
-        """Some of the rows, as views."""
-        rows = slice(start, start + count)
-        return RowBlock(self.ids[rows], self.logprobs[rows], self.next_logprobs[rows])
 
 
 class WantedRows(NamedTuple):
@@ -213,39 +190,8 @@ def summarise(
         top_k: best ids per row; at least one is always computed.
         scale: what the architecture does to the head's output.
     """
-    wanted = max(1, min(top_k, head.vocab_size))
     following = torch.from_numpy(next_ids).to(normed.device, torch.int64)
-    best: torch.Tensor | None = None
-    log_sum: torch.Tensor | None = None
-    chosen = torch.full((len(normed),), float("-inf"), dtype=torch.float32, device=normed.device)
+    ranking = start_ranking(following, max(1, min(top_k, head.vocab_size)), normed.dtype)
     for start, weight, bias in head.blocks():
-        logits = scale(torch.nn.functional.linear(normed, weight, bias)).float()
-        block_sum = torch.logsumexp(logits, dim=-1)
-        log_sum = block_sum if log_sum is None else torch.logaddexp(log_sum, block_sum)
-        local = following - start
-        inside = (local >= 0) & (local < logits.shape[1])
-        picked = logits.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
-        chosen = torch.where(inside, picked, chosen)
-        keys = _keys(logits, start)
-        keys = keys.topk(min(wanted, keys.shape[1]), dim=-1).values
-        best = keys if best is None else torch.cat([best, keys], dim=-1)
-        best = best.topk(min(wanted, best.shape[1]), dim=-1).values
-    assert best is not None and log_sum is not None
-    values, ids = _decode(best)
-    return RowBlock(ids, values - log_sum[:, None], chosen - log_sum)
-
-
-def _keys(logits: torch.Tensor, first_id: int) -> torch.Tensor:
-    """int64 keys that order by (logit, -id). Adding zero turns -0.0 into 0.0, which must tie with it."""
-    bits = (logits + 0.0).view(torch.int32)
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
-    ids = torch.arange(first_id, first_id + logits.shape[1], device=logits.device)
-    return (ordered << 32) + (_LOW - ids)
-
-
-def _decode(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (float32) and ids (int32) of keys."""
-    ids = (_LOW - (keys & _LOW)).to(torch.int32)
-    ordered = (keys >> 32).to(torch.int32)
-    bits = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
-    return bits.view(torch.float32), ids
+        ranking.add(scale(torch.nn.functional.linear(normed, weight, bias)), start)
+    return ranking.rows()
