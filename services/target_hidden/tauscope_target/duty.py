@@ -11,8 +11,8 @@ import torch
 
 SHARED_DUTY = 0.13
 """Share on a card that somebody else uses: while we run, a busy neighbour gets less than half of the device, so this
-share should cost it less than a tenth of its time (measured on one H200: each product 5.8 % and 9.3 % later in two runs,
-and 10.0 % at 0.15)."""
+share should cost it less than a tenth of its time (measured on one H200: each product 5.8 % and 9.3 % later in two
+runs, and 10.0 % at 0.15)."""
 
 
 class Duty:

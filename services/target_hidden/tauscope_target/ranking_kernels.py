@@ -15,8 +15,8 @@ from tauscope_target.ranking import RowBlock, summary_of
 
 TILE = 1024
 """Columns that a program reads at a time."""
-_TAKEN = tl.constexpr(-(1 << 63))  # the key of a column that is taken, or is none
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+_TAKEN = tl.constexpr(_LOWEST)  # the key of a column that is taken, or is none
 
 
 @triton.jit
