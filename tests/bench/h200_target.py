@@ -161,7 +161,7 @@ def start(shape: Shape, mode: str, device: torch.device, *, with_head: bool, dut
     plan = LoadingPlan(dtype=dtype, device=device, with_head=with_head)
     budget = Budget(shape.pass_tokens, shape.chunk, None, 0)
     decision = ModeDecision(mode, budget, "")  # type: ignore[arg-type]
-    return build(lambda chosen: random_model(shape, chosen), decision, plan=plan, duty=Duty(duty, device=device))
+    return build(lambda chosen: random_model(shape, chosen), decision, plan=plan, duty=Duty(duty))
 
 
 def jobs(
@@ -395,7 +395,7 @@ def measure_streamed(
         parts.runner.chunk_tokens = min(shape.chunk, tokens)
         report["table"][str(tokens)] = against_bound(engine, shape, tokens, resident, floor)
     report["neighbour"] = neighbour(shape, engine, device)
-    parts.runner._duty = Duty(1.0, device=device)
+    parts.runner._duty = Duty(1.0)
     report["capped"] = {}
     context = 0
     if device.type == "cuda":
@@ -504,7 +504,7 @@ def neighbour(shape: Shape, engine: TorchEngine, device: torch.device) -> dict[s
         for name, duty in (("alone", None), ("full_duty", 1.0), ("shared_duty", SHARED_DUTY)):
             begun = time.time()
             passes = 0
-            engine.parts.runner._duty = Duty(duty or 1.0, device=device)
+            engine.parts.runner._duty = Duty(duty or 1.0)
             while time.time() - begun < shape.neighbour_s:
                 if duty is None:
                     time.sleep(shape.neighbour_s)

@@ -85,7 +85,7 @@ def engine_of(folder: Path, *, device: torch.device = CPU) -> TorchEngine:
     sizes = model_sizes(opened, read_config(opened).to_dict(), itemsize=2, deepest_layer=None, with_head=True)
     plan = LoadingPlan(dtype=torch.bfloat16, device=device)
     decision = decide(sizes, ModeRequest(), measure(device))
-    return TorchEngine(build(lambda chosen: load(opened, chosen), decision, plan=plan, duty=Duty(1.0, device=device)))
+    return TorchEngine(build(lambda chosen: load(opened, chosen), decision, plan=plan, duty=Duty(1.0)))
 
 
 def states(engine: TorchEngine) -> list[torch.Tensor]:

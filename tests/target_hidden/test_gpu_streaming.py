@@ -37,7 +37,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
             "resident" if ring is None else "streamed", Budget(8192, 2048, None, 0, ring=ring or WHOLE_LAYERS), ""
         )
         opened = open_checkpoint(folder)
-        return TorchEngine(build(lambda p: load(opened, p), decision, plan=plan, duty=Duty(1.0, device=plan.device)))
+        return TorchEngine(build(lambda p: load(opened, p), decision, plan=plan, duty=Duty(1.0)))
 
     return cache(built)
 

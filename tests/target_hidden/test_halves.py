@@ -55,7 +55,7 @@ def make(folders: Callable[[str], Path]) -> Make:
         budget = Budget(8192, 2048, None, 0, ring=ring or WHOLE_LAYERS)
         decision = ModeDecision("cpu" if ring is None else "streamed", budget, "")
         plan = LoadingPlan(torch.float32, CPU)
-        return TorchEngine(build(lambda p: load(folder, p), decision, plan=plan, duty=Duty(1.0, device=CPU)))
+        return TorchEngine(build(lambda p: load(folder, p), decision, plan=plan, duty=Duty(1.0)))
 
     return cache(built)
 
@@ -157,7 +157,7 @@ def test_a_layer_whose_second_half_is_something_else_runs_whole(folders: Callabl
 
         plan = LoadingPlan(torch.float32, CPU)
         engines.append(
-            TorchEngine(build(scaled, decision, plan=plan, duty=Duty(1.0, device=CPU)))  # type: ignore[arg-type]
+            TorchEngine(build(scaled, decision, plan=plan, duty=Duty(1.0)))  # type: ignore[arg-type]
         )
     ours, theirs = (states(engine, mixed((0, 5)), chunk=40) for engine in reversed(engines))
     assert not engines[1].parts.runner._runs._halves.has(0)

@@ -13,6 +13,7 @@ from tauscope_target.jobs import LogitsSpec
 from tauscope_target.logits import ResidentHead, rows_at_once, summarise
 from tauscope_target.memory import BLOCK_ELEMENTS, Budget
 from tauscope_target.streaming import StreamedHead
+from tauscope_target.warm_up import fill_a_pass
 from tauscope_wire.errors import DeadlineError
 
 CPU = torch.device("cpu")
@@ -166,6 +167,13 @@ def test_rows_of_many_requests_share_a_walk_through_the_head(start: Start, most:
             assert ours.logits.next_logprobs is None
         else:
             np.testing.assert_allclose(ours.logits.next_logprobs, theirs.logits.next_logprobs, atol=TOLERANCE)
+
+
+def test_the_first_full_pass_computes_logits_so_that_no_caller_waits_for_a_compiler(start: Start) -> None:
+    engine = start("llama")
+    head = Walks(engine.parts.anatomy.head)
+    fill_a_pass(TorchEngine(replace(engine.parts, head=head), facts=replace(engine.facts, pass_tokens=256)))
+    assert head.walks >= 2  # of the long prompt, and of the batch of shorter ones
 
 
 def test_chunks_of_a_pass_share_a_walk_and_those_in_host_memory_have_their_own(start: Start) -> None:

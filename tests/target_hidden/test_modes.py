@@ -19,7 +19,7 @@ from tauscope_target.memory import (
     WHOLE_LAYERS,
     RingShape,
 )
-from tauscope_target.modes import ModeDecision, ModeRequest, decide, default_duty, settle
+from tauscope_target.modes import ModeDecision, ModeRequest, decide, default_duty, settle, tensor_bound
 from tauscope_target.sizes import model_sizes, sizes_of_shapes
 from tauscope_wire.errors import ErrorCode, RequestError, UnavailableError
 
@@ -204,6 +204,18 @@ def test_a_context_that_turns_out_larger_makes_the_pass_smaller_or_is_refused() 
         settle(SHAPE_27B, request, decision, context=2 * GIB)
     unbounded = ModeDecision("streamed", decision.budget, "")
     assert settle(SHAPE_27B, ModeRequest(), unbounded, context=2 * GIB) is decision.budget
+
+
+def test_tensors_leave_a_reserve_of_what_was_free_and_never_exceed_a_cap() -> None:
+    facts = replace(memory(4), context_to_come=GIB // 2)
+    free = 4 * GIB - GIB // 2 - RESERVE_BYTES
+    assert tensor_bound(ModeRequest(), facts, context=None) == free
+    assert tensor_bound(ModeRequest(gpu_memory=40 * GIB), facts, context=2 * GIB) == free
+    capped = ModeRequest(gpu_memory=2 * GIB)
+    assert tensor_bound(capped, facts, context=None) == 2 * GIB - CONTEXT_BYTES
+    assert tensor_bound(capped, facts, context=CONTEXT_BYTES - 1) == 2 * GIB - CONTEXT_BYTES
+    assert tensor_bound(capped, facts, context=CONTEXT_BYTES + 7) == 2 * GIB - CONTEXT_BYTES - 7
+    assert tensor_bound(capped, facts, context=3 * GIB) == 0
 
 
 def test_context_that_is_still_to_come_is_not_free() -> None:

@@ -50,6 +50,25 @@ def test_what_is_noted_is_who_was_called_and_not_what_is_installed() -> None:
     assert observation.convolution_name == "unobserved"
 
 
+def test_attention_is_named_by_the_function_that_ran(checkpoint: Checkpoint) -> None:
+    engine = start_engine(EngineSettings(checkpoint("llama"), "cpu"))
+    config = engine.parts.anatomy.model.config
+    before = config._attn_implementation
+    for implementation, name in ((before, "sdpa"), ("eager", "eager")):
+        observation = Observation()
+        config._attn_implementation = implementation
+        with observing(observation):
+            outcomes = TorchEngine(engine.parts).execute([job(random_ids(9), (1,))])
+        assert not isinstance(outcomes[0], BaseException)
+        assert observation.attention_name == name
+    (outcome,) = engine.execute([job(random_ids(9), (1,))])
+    assert isinstance(outcome, TauscopeError)
+    assert outcome.code is ErrorCode.KERNELS_CHANGED  # still eager
+    config._attn_implementation = before
+    (outcome,) = engine.execute([job(random_ids(9), (1,))])
+    assert not isinstance(outcome, BaseException)
+
+
 def test_both_families_in_one_pass_are_both_named() -> None:
     observation = Observation()
     observation.note("chunk_gated_delta_rule", "fla.ops.gated_delta_rule.chunk")
@@ -100,6 +119,14 @@ def test_a_kernel_rebound_after_start_up_fails_the_next_pass(checkpoint: Checkpo
     assert isinstance(outcome, TauscopeError)
     assert outcome.code is ErrorCode.KERNELS_CHANGED
     KernelWatch(engine.parts.anatomy.model).check()
+
+
+def test_the_noise_floor_is_measured_for_every_plane(start: Start) -> None:
+    facts = start("hybrid").facts
+    assert facts.noise_floor is not None
+    planes = [-1, *range(facts.model.num_layers)]
+    assert facts.noise_floor["planes"] == planes
+    assert len(facts.noise_floor["batch"]) == len(facts.noise_floor["chunks"]) == len(planes)
 
 
 def test_start_up_runs_every_self_test(start: Start) -> None:

@@ -36,6 +36,17 @@ def test_a_small_card_streams_and_says_why_it_cannot_hold_the_model() -> None:
     assert "float32" in cpu.why
 
 
+def test_a_tied_head_travels_from_the_embedding_which_is_pinned_with_the_layers() -> None:
+    tied = replace(SHAPE_27B, head_bytes=0)
+    for sizes, extra in (
+        (SHAPE_27B, SHAPE_27B.head_bytes),
+        (tied, SHAPE_27B.embedding_bytes),
+        (replace(tied, has_head=False), 0),
+    ):
+        _, streamed, _ = plan_modes(sizes, Limits(4 * GIB, 200 * GIB), H200)
+        assert streamed.pinned_bytes == sum(sizes.layer_bytes) + extra
+
+
 @pytest.mark.parametrize(
     ("host_gib", "streams", "cpu_why"), [(40, False, "host memory"), (60, True, "BF16"), (150, True, "float32")]
 )

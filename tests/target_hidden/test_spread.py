@@ -97,7 +97,7 @@ def test_a_spread_model_gives_the_same_bits(checkpoint: Checkpoint, start: Start
     spread = Spread((CPU, CPU), (0,) * (count // 2) + (1,) * (count - count // 2))
     plan = LoadingPlan(torch.float32, CPU)
     decision = ModeDecision("resident", Budget(8192, 2048, None, 0), "")
-    parts = build_spread(lambda chosen: load(folder, chosen), decision, spread, plan=plan, duty=Duty(1.0, device=CPU))
+    parts = build_spread(lambda chosen: load(folder, chosen), decision, spread, plan=plan, duty=Duty(1.0))
     wanted = [job(random_ids(n, seed=n), (-1, 1, 5), final_norm=True, logits=LogitsSpec(2, True)) for n in (30, 7)]
     for ours, theirs in zip(results(TorchEngine(parts), wanted), results(start(kind), wanted), strict=True):
         np.testing.assert_array_equal(ours.states, theirs.states)
@@ -115,7 +115,7 @@ def test_two_gpus_give_the_bits_of_one(checkpoint: Checkpoint) -> None:
     decision = ModeDecision("resident", Budget(8192, 2048, None, 0), "")
     engines = []
     for spread in (Spread((cuda(1)[0],), (0,) * 6), Spread(tuple(cuda(2)), (0, 0, 0, 1, 1, 1))):
-        duty = Duty(1.0, device=plan.device)
+        duty = Duty(1.0)
         parts = build_spread(lambda chosen: load(folder, chosen), decision, spread, plan=plan, duty=duty)
         engines.append(TorchEngine(parts))
     wanted = [job(random_ids(n, seed=n), (-1, 1, 5), final_norm=True, dtype="bfloat16") for n in (300, 70)]

@@ -159,13 +159,13 @@ class Bed:
 
 def test_a_duty_of_a_fifth_pauses_four_times_as_long_as_it_works() -> None:
     bed = Bed()
-    duty = Duty(0.2, device=torch.device("cpu"), sleep=bed.sleep, clock=lambda: bed.now)
+    duty = Duty(0.2, sleep=bed.sleep, clock=lambda: bed.now)
     worked = 0.0
     for busy in (1.0, 3.0, 0.5):
         duty.begin()
         bed.now += busy
         worked += busy
-        duty.end()
+        duty.end(torch.device("cpu"))
     assert worked / bed.now == pytest.approx(0.2)
 
 
@@ -173,9 +173,9 @@ def test_full_duty_never_sleeps() -> None:
     def refuse(seconds: float) -> None:
         raise AssertionError(f"slept {seconds} s")
 
-    duty = Duty(1.0, device=torch.device("cpu"), sleep=refuse)
+    duty = Duty(1.0, sleep=refuse)
     duty.begin()
-    duty.end()
+    duty.end(torch.device("cpu"))
 
 
 def test_bfloat16_weights_stream_as_bfloat16(tmp_path: Path) -> None:

@@ -36,17 +36,32 @@ def process_bytes(uuid: str) -> int | None:
     Args:
         uuid: of the device, with its `GPU-` in front.
     """
+    processes = _asked(uuid, lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    own = [process.usedGpuMemory for process in processes or () if process.pid == os.getpid()]
+    return int(own[0]) if own and own[0] else None
+
+
+def free_bytes(uuid: str) -> int | None:
+    """Free memory of a device, or None where the driver does not tell.
+
+    Args:
+        uuid: of the device, with its `GPU-` in front.
+    """
+    memory = _asked(uuid, lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle))
+    return None if memory is None else int(memory.free)
+
+
+def _asked(uuid: str, question: Callable[[Any, Any], Any]) -> Any:
+    """The driver's answer about a device, or None."""
     try:
-        pynvml: Any = import_module("pynvml")
+        nvml: Any = import_module("pynvml")
     except ImportError:
         return None
     try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
-        found = [p for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid == os.getpid()]
-    except (pynvml.NVMLError, AttributeError):
+        nvml.nvmlInit()
+        return question(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid.encode()))
+    except (nvml.NVMLError, AttributeError):
         return None
-    return int(found[0].usedGpuMemory) if found and found[0].usedGpuMemory else None
 
 
 def publish_gpu_memory(metrics: ServiceMetrics, meter: GpuMeter) -> None:

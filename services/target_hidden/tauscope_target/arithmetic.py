@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from tauscope_serving.gpu_memory import free_bytes
 from tauscope_wire.errors import ErrorCode, RequestError, UnavailableError
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -13,7 +14,7 @@ DtypeChoice = Literal["auto", "float32", "bfloat16"]
 
 
 def choose_device(choice: DeviceChoice) -> torch.device:
-    """The device to compute on.
+    """The device to compute on; of several GPUs the one with most free memory.
 
     Raises:
         UnavailableError: `cuda` was asked for and torch finds none.
@@ -21,12 +22,22 @@ def choose_device(choice: DeviceChoice) -> torch.device:
     if choice == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda", _freest_device())
     if choice == "cuda":
         raise UnavailableError(
             "--device cuda: torch finds no CUDA device; check the driver, or give --device cpu", ErrorCode.NOT_READY
         )
     return torch.device("cpu")
+
+
+def _freest_device() -> int:
+    """Number of the GPU with most free memory; asked of the driver, so that no context is made on the others."""
+    count = torch.cuda.device_count()
+    if count == 1:
+        return 0
+    free = [free_bytes(f"GPU-{torch.cuda.get_device_properties(number).uuid}") for number in range(count)]
+    known = {number: found for number, found in enumerate(free) if found is not None}
+    return max(known, key=known.__getitem__, default=0)
 
 
 def numbered_devices(numbers: Sequence[int]) -> list[torch.device]:

@@ -1,6 +1,8 @@
 """How much memory is free now, and how much this process has taken, as the driver tells."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -26,6 +28,11 @@ class MemoryFacts:
     context: int
     host_available: int | None
     context_to_come: int = 0
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a device current in this thread: pinned memory belongs to that one, and no context is made on another."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def measure(device: torch.device) -> MemoryFacts:

@@ -20,7 +20,6 @@ class Duty:
 
     Args:
         share: of the time, above 0; 1 never pauses and never waits.
-        device: where layers run.
         sleep: waits for seconds; a seam for tests.
         clock: seconds.
     """
@@ -29,12 +28,10 @@ class Duty:
         self,
         share: float,
         *,
-        device: torch.device,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.share = share
-        self._device = device
         self._sleep = sleep
         self._clock = clock
         self._began = 0.0
@@ -44,11 +41,11 @@ class Duty:
         if self.share < 1:
             self._began = self._clock()
 
-    def end(self) -> None:
-        """A layer was put on the stream: wait for it, then pause in proportion."""
+    def end(self, device: torch.device) -> None:
+        """A layer was put on the stream of `device`: wait for it, then pause in proportion."""
         if self.share >= 1:
             return
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
         busy_s = self._clock() - self._began
         self._sleep(busy_s * (1 / self.share - 1))

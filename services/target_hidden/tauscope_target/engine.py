@@ -12,6 +12,7 @@ import torch
 
 from tauscope_target.anatomy import Anatomy
 from tauscope_target.capture import Capture
+from tauscope_target.device_memory import current
 from tauscope_target.forward import DecoderRunner
 from tauscope_target.generation import Generator
 from tauscope_target.jobs import GenerateJob, GenerateResult, HiddenJob, HiddenResult, Job, Result, TargetFacts
@@ -103,7 +104,7 @@ class TorchEngine:
                 answers[index] = problem
             elif isinstance(job, HiddenJob):
                 together.append((index, job))
-        with torch.inference_mode():
+        with torch.inference_mode(), current(self.parts.device):
             if together:
                 indices, hidden_jobs = zip(*together, strict=True)
                 answers.update(zip(indices, self._guarded(hidden_jobs), strict=True))

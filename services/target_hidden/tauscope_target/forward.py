@@ -88,7 +88,7 @@ class DecoderRunner:
         self.device_tokens = device_tokens
         self.long_chunk_tokens = long_chunk_tokens
         self._weights = weights
-        self._duty = duty if duty is not None else Duty(1.0, device=device)
+        self._duty = duty if duty is not None else Duty(1.0)
         self._device = device
         self._layer_devices = layer_devices
         self._embed = embed if embed is not None else self._embed_on_device
@@ -161,8 +161,10 @@ class DecoderRunner:
         if self._seen is not None:
             self._seen.append(hidden)
             raise PassEnded
+        device = self._device
         if self._layer_devices is not None:
-            hidden, args, kwargs = moved((hidden, args, kwargs), self._layer_devices[index])
+            device = self._layer_devices[index]
+            hidden, args, kwargs = moved((hidden, args, kwargs), device)
         active = self._pass
         deepest = len(self.anatomy.layers) - 1 if active is None else active.capture.deepest
         if active is not None:
@@ -181,7 +183,7 @@ class DecoderRunner:
             else:
                 output = self._runs.run(index, layer, hidden, args, kwargs, active=active, tokens=self.chunk_tokens)
         finally:
-            self._duty.end()
+            self._duty.end(device)
         if active is not None and index >= deepest:
             raise PassEnded
         return output

@@ -2,7 +2,8 @@
 
 An import that fails, a missing GPU or a compiler can each swap the gated delta kernels in silence. So the first passes
 run under a profile hook that sees every Python call of the thread and notes who was entered: the reference functions
-inside transformers, or fla's or causal-conv1d's entry points. Later passes compare the bound functions by identity.
+inside transformers, or fla's or causal-conv1d's entry points, and which attention. Later passes compare the bound
+functions by identity.
 """
 
 import sys
@@ -14,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from torch import nn
+from transformers import AttentionInterface
 
 from tauscope_wire.errors import ErrorCode, InternalError
 
@@ -26,6 +28,13 @@ _DELTA_RULES = {
     "torch_recurrent_gated_delta_rule": ("transformers.", REFERENCE),
     "chunk_gated_delta_rule": ("fla.", FLA),
     "fused_recurrent_gated_delta_rule": ("fla.", FLA),
+}
+_ATTENTIONS = {
+    "causal_attention": ("tauscope_target.attention", "sdpa"),
+    "sdpa_attention_forward": ("transformers.", "sdpa"),
+    "eager_attention_forward": ("transformers.", "eager"),
+    "flash_attention_forward": ("transformers.", "flash_attention"),
+    "flex_attention_forward": ("transformers.", "flex_attention"),
 }
 _BOUND_NAMES = (
     "torch_chunk_gated_delta_rule",
@@ -41,12 +50,15 @@ class Observation:
 
     linear_attention: set[str] = field(default_factory=set)
     convolution: set[str] = field(default_factory=set)
+    attention: set[str] = field(default_factory=set)
 
     def note(self, function: str, module: str) -> None:
         """Note one Python call."""
-        rule = _DELTA_RULES.get(function)
+        rule, attention = _DELTA_RULES.get(function), _ATTENTIONS.get(function)
         if rule is not None and module.startswith(rule[0]):
             self.linear_attention.add(rule[1])
+        elif attention is not None and module.startswith(attention[0]):
+            self.attention.add(attention[1])
         elif function.startswith("causal_conv1d"):
             if module.startswith("transformers."):
                 self.convolution.add("torch")
@@ -69,6 +81,11 @@ class Observation:
         """One name for the fingerprint."""
         return "+".join(sorted(self.convolution)) or UNOBSERVED
 
+    @property
+    def attention_name(self) -> str:
+        """One name for the fingerprint."""
+        return "+".join(sorted(self.attention)) or UNOBSERVED
+
 
 @contextmanager
 def observing(observation: Observation) -> Iterator[None]:
@@ -87,9 +104,10 @@ def observing(observation: Observation) -> Iterator[None]:
 
 
 class KernelWatch:
-    """The functions that a hybrid model's layers call, held by identity since they were observed."""
+    """The functions that a model's layers call, held by identity since they were observed."""
 
     def __init__(self, model: nn.Module) -> None:
+        self._config: Any = model.config
         self._scopes = layer_scopes(model)
         self._bound = self._read()
 
@@ -101,13 +119,14 @@ class KernelWatch:
         """
         if any(now is not bound for now, bound in zip(self._read(), self._bound, strict=True)):
             raise InternalError(
-                "the linear-attention kernels were replaced after start-up, so the fingerprint is no longer true; "
-                "restart the service",
+                "attention or linear-attention kernels were replaced after start-up, so the fingerprint is no longer "
+                "true; restart the service",
                 ErrorCode.KERNELS_CHANGED,
             )
 
     def _read(self) -> list[Any]:
-        return [scope.get(name) for scope in self._scopes for name in _BOUND_NAMES]
+        attention = AttentionInterface().get(self._config._attn_implementation)
+        return [attention, *(scope.get(name) for scope in self._scopes for name in _BOUND_NAMES)]
 
 
 def layer_scopes(model: nn.Module) -> list[dict[str, Any]]:

@@ -103,17 +103,30 @@ def decide(sizes: ModelSizes, request: ModeRequest, memory: MemoryFacts) -> Mode
     )
 
 
-def apply_cap(request: ModeRequest, memory: MemoryFacts, device: torch.device) -> None:
-    """Make torch's allocator refuse what would exceed the cap: a pass that asks for too much fails, the cap holds.
+def apply_bound(request: ModeRequest, memory: MemoryFacts, device: torch.device) -> None:
+    """Make torch's allocator refuse what would exceed the bound: a pass that asks for too much fails, the bound holds.
 
     Called before anything is loaded, with an assumption about the context; and again after the warm-up, when kernels
     and libraries are in it, with what the driver reports.
     """
-    if memory.gpu_free is None or request.gpu_memory is None:
-        return
-    context = context_memory(device)
-    allowed = max(0, request.gpu_memory - max(memory.context, context or 0))
-    torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / memory.gpu_total), device)
+    if memory.gpu_free is not None:
+        allowed = tensor_bound(request, memory, context=context_memory(device))
+        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / memory.gpu_total), device)
+
+
+def tensor_bound(request: ModeRequest, memory: MemoryFacts, *, context: int | None) -> int:
+    """Most bytes of tensors: a reserve of what was free stays free, and a cap is never exceeded.
+
+    Args:
+        request: with the cap, if there is one.
+        memory: before anything was loaded; on a device.
+        context: what the process takes beside tensors by now, or None where the driver does not tell.
+    """
+    assert memory.gpu_free is not None
+    allowed = memory.gpu_free - memory.context_to_come - RESERVE_BYTES
+    if request.gpu_memory is not None:
+        allowed = min(allowed, request.gpu_memory - max(memory.context, context or 0))
+    return max(0, allowed)
 
 
 def settle(sizes: ModelSizes, request: ModeRequest, decision: ModeDecision, *, context: int) -> Budget:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tauscope_target.arithmetic import device_name
-from tauscope_target.kernels import FLA, Observation
+from tauscope_target.kernels import FLA, UNOBSERVED, Observation
 from tauscope_wire.errors import ErrorCode, MismatchError
 from tauscope_wire.messages import Numerics
 
@@ -44,7 +44,9 @@ def fingerprint(
     """
     is_hybrid = LINEAR in layer_types
     linear = observation.linear_attention_name if is_hybrid else None
-    attention = str(getattr(config, "_attn_implementation", "") or "").removeprefix("tauscope_")
+    attention = observation.attention_name
+    if attention == UNOBSERVED:  # an architecture with attention of its own, or without any
+        attention = str(getattr(config, "_attn_implementation", "") or "").removeprefix("tauscope_")
     return Numerics(
         revision=revision,
         compute_dtype=_name(compute_dtype),

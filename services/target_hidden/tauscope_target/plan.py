@@ -96,7 +96,8 @@ def plan_modes(sizes: ModelSizes, limits: Limits, rates: Rates, *, deepest_layer
 
 def _on_gpu(mode: Mode, sizes: ModelSizes, limits: Limits, rates: Rates, *, ran_bytes: int) -> ModePlan:
     host = sizes.weights_bytes if mode == "streamed" else 0
-    pinned = sum(sizes.layer_bytes) + sizes.head_bytes if mode == "streamed" else 0
+    tied_head = sizes.embedding_bytes if sizes.has_head and not sizes.head_bytes else 0
+    pinned = sum(sizes.layer_bytes) + sizes.head_bytes + tied_head if mode == "streamed" else 0
     least = device_floor(sizes, mode) + CONTEXT_BYTES + RESERVE_BYTES
     if limits.gpu_bytes is None:
         return _refused(mode, "there is no GPU", least, host, pinned)

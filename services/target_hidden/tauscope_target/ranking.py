@@ -16,7 +16,7 @@ import torch
 log = logging.getLogger(__name__)
 
 MOST_FUSED = 64
-"""Longest list that the kernel keeps; longer ones go through torch."""
+"""Places of the kernel's list, a power of two; longer lists go through torch."""
 _LOW = (1 << 32) - 1
 _TRIAL_BLOCKS = (1000, 3000, 37)
 _TRIAL_ROWS, _TRIAL_BEST = 5, 8
@@ -128,11 +128,13 @@ def _keys(logits: torch.Tensor, first_id: int) -> torch.Tensor:
 
 @cache
 def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel runs on this device and gives what torch gives; tried once in a process."""
+    """Whether the kernel runs here and gives what torch gives; tried once in a process, at its first logits."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     try:
         _try_kernel(device, dtype)
+    except torch.OutOfMemoryError:
+        raise  # says nothing about the kernel
     except Exception as error:
         # no compiler on the machine, another version of Triton, a wrong result: all the same to the reader
         log.warning("logits are ranked by operators of torch, more slowly: %s", error, exc_info=error)

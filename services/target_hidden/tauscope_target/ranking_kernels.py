@@ -1,6 +1,6 @@
 """The Triton kernel behind `ranking`: one read of a block of logits brings each row's summary up to date.
 
-Imported only where Triton is. Compiled once for each width of a block, of which a head has two.
+Imported only where Triton is. Compiled once for each width of a block (a head has at most two) and dtype.
 """
 
 # Triton's language is untyped, and a kernel takes what it takes.
@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from tauscope_target.ranking import RowBlock, summary_of
+from tauscope_target.ranking import MOST_FUSED, RowBlock, summary_of
 
-TILE = 1024
-"""Columns that a program reads at a time."""
+WIDEST_TILE = 1024
+"""Columns that a program reads at a time, where a block has as many."""
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _TAKEN = tl.constexpr(_LOWEST)  # the key of a column that is taken, or is none
 
@@ -62,7 +62,7 @@ class FusedRanking:
 
         self._next_ids = next_ids
         self._count = best
-        places = torch.arange(triton.next_power_of_2(best), device=next_ids.device)
+        places = torch.arange(MOST_FUSED, device=next_ids.device)
         keys = torch.where(places < best, _LOWEST + places, _HIGHEST)  # places that differ: one is replaced at a time
         self._keys = keys.repeat(len(next_ids), 1)
         self._peaks, self._masses, self._next = full(float("-inf")), full(0.0), full(float("-inf"))
@@ -73,7 +73,7 @@ class FusedRanking:
         with torch.cuda.device_of(logits):  # Triton launches on the current device, which may be another
             _add[(num_rows,)](
                 logits, self._next_ids, self._keys, self._peaks, self._masses, self._next, first_id,
-                logits.stride(0), WIDTH=width, KEPT=self._keys.shape[1], TILE=TILE,
+                logits.stride(0), WIDTH=width, KEPT=MOST_FUSED, TILE=min(WIDEST_TILE, triton.next_power_of_2(width)),
             )  # fmt: skip
 
     def rows(self) -> RowBlock:

@@ -1,7 +1,7 @@
 """Start-up of the compute side: load, warm up under observation, take the fingerprint, prove it, refuse or be ready."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from tauscope_target import arithmetic, guard
 from tauscope_target.anatomy import Anatomy
 from tauscope_target.checkpoint import CheckpointFolder, open_checkpoint
-from tauscope_target.device_memory import context_memory, measure
+from tauscope_target.device_memory import context_memory, current, measure
 from tauscope_target.duty import Duty
 from tauscope_target.engine import EngineParts, TorchEngine
 from tauscope_target.exact import apply_exact, load_kernels
@@ -19,7 +19,7 @@ from tauscope_target.jobs import TargetFacts
 from tauscope_target.kernels import KernelWatch, Observation, observing, pin_configurations, ran_configurations
 from tauscope_target.loading import LoadingPlan, Progress, load
 from tauscope_target.memory import Budget
-from tauscope_target.modes import ModeDecision, ModeRequest, apply_cap, build, decide, default_duty, settle
+from tauscope_target.modes import ModeDecision, ModeRequest, apply_bound, build, decide, default_duty, settle
 from tauscope_target.numerics import fingerprint, refuse_reference_kernels
 from tauscope_target.selftests import SelfTestPlan, jobs_for, noise_floor, run_self_tests, states_of
 from tauscope_target.sizes import model_sizes
@@ -28,6 +28,7 @@ from tauscope_target.spread import build_spread, decide_spread
 from tauscope_target.warm_up import fill_a_pass, warm_up
 from tauscope_wire.dtypes import WireDtype
 from tauscope_wire.errors import ErrorCode, InternalError
+from tauscope_wire.layers import EMBEDDING
 from tauscope_wire.messages import ModelInfo, SelfTest
 
 MAX_TESTED_LAYERS = 8
@@ -81,11 +82,23 @@ def start_engine(
         InternalError: a self-test failed that no answer may be built on (`batch_against_single`).
     """
     folder = open_checkpoint(settings.model)
-    device = arithmetic.choose_device(settings.device)
-    if settings.devices:
-        device = arithmetic.numbered_devices(settings.devices)[0]
+    devices = arithmetic.numbered_devices(settings.devices) or [arithmetic.choose_device(settings.device)]
+    device = devices[0]
     if device.type == "cpu":
         guard.block_gpu_kernels()
+    with current(device):
+        return _start(settings, folder, devices, progress=progress, say=say)
+
+
+def _start(
+    settings: EngineSettings,
+    folder: CheckpointFolder,
+    devices: Sequence[torch.device],
+    *,
+    progress: Progress,
+    say: Callable[[str], None],
+) -> TorchEngine:
+    device = devices[0]
     stored = checkpoint_dtype(folder)
     dtype = arithmetic.choose_dtype(
         settings.compute_dtype,
@@ -105,26 +118,33 @@ def start_engine(
         deepest_layer=settings.deepest_layer,
         with_head=with_head,
     )
-    memory = measure(device)
-    duty = Duty(settings.mode.max_duty or default_duty(memory), device=device)
+    memories = [measure(each) for each in devices]
+    duty = Duty(settings.mode.max_duty or min(map(default_duty, memories)))
 
     def read(chosen: LoadingPlan) -> Anatomy:
         return load(folder, chosen, progress=progress)
 
-    if len(settings.devices) > 1:
-        devices = arithmetic.numbered_devices(settings.devices)
-        decision, spread = decide_spread(sizes, settings.mode, devices, [measure(d) for d in devices])
+    def bound_tensors() -> None:
+        for each, memory in zip(devices, memories, strict=True):
+            apply_bound(settings.mode, memory, each)
+
+    if len(devices) > 1:
+        decision, spread = decide_spread(sizes, settings.mode, devices, memories)
         say(f"weights {decision.reason}; passes of {decision.budget.pass_tokens} tokens")
+        bound_tensors()
         parts = build_spread(read, decision, spread, plan=plan, duty=duty)
     else:
-        decision = decide(sizes, settings.mode, memory)
+        decision = decide(sizes, settings.mode, memories[0])
         say(f"weights {decision.reason}; passes of {decision.budget.pass_tokens} tokens")
-        apply_cap(settings.mode, memory, device)
+        bound_tensors()
         parts = build(read, decision, plan=plan, duty=duty)
 
     def settled() -> Budget:
         context = context_memory(device) if device.type == "cuda" else None
-        if context is None or context <= memory.context or len(settings.devices) > 1:
+        if context is None and device.type == "cuda":
+            assumed = memories[0].context / 1e9
+            say(f"the driver does not tell the memory of this process: {assumed:.2f} GB beside tensors are assumed")
+        if context is None or context <= memories[0].context or len(devices) > 1:
             return decision.budget
         budget = settle(sizes, settings.mode, decision, context=context)
         say(f"the CUDA context takes {context / 1e9:.2f} GB: passes of {budget.pass_tokens} tokens")
@@ -132,8 +152,9 @@ def start_engine(
 
     engine = prove(parts, folder=folder, settings=settings, decision=decision, dtype=dtype, say=say, settled=settled)
     if device.type == "cuda":
-        apply_cap(settings.mode, memory, device)
+        bound_tensors()
         fill_a_pass(engine)
+        bound_tensors()  # kernels that were compiled meanwhile are in the context
     return engine
 
 
@@ -152,6 +173,7 @@ def prove(
     num_layers = len(anatomy.layers)
     dtypes: list[WireDtype] = ["bfloat16", "float32"] if dtype is torch.float32 else ["bfloat16"]
     tests = SelfTestPlan(layers=_tested_layers(num_layers), dtype=dtypes[-1])
+    all_planes = replace(tests, layers=(EMBEDDING, *range(num_layers)))
     replaced = apply_exact(anatomy, load_kernels(parts.device, dtype), device=parts.device)
     if replaced:
         say(f"in fewer passes over memory, bit for bit: {', '.join(replaced)}")
@@ -159,7 +181,7 @@ def prove(
     if settings.options:
         say(f"switching on {', '.join(settings.options)}")
         pin_configurations()  # before anything runs; options bring kernels of their own
-        (plain,) = states_of(engine, jobs_for(engine, tests)[:1])
+        (plain,) = states_of(engine, jobs_for(engine, all_planes)[:1])
         apply_options(anatomy, settings.options)
     tuners = pin_configurations()
     observation = Observation()
@@ -209,7 +231,7 @@ def prove(
         can_generate=parts.head is not None and parts.can_generate,
         max_positions=int(getattr(config, "max_position_embeddings", 0) or 0),
         self_tests=results,
-        noise_floor=noise_floor(engine, tests, plain=plain),
+        noise_floor=noise_floor(engine, all_planes, plain=plain),
     )
     return TorchEngine(parts, facts=facts, watch=watch)
 
@@ -237,7 +259,7 @@ def _mode_cannot(parts: EngineParts, num_layers: int) -> list[str]:
 def _tested_layers(num_layers: int) -> tuple[int, ...]:
     """The embedding output, the first and the last layer, and some between."""
     step = max(1, num_layers // MAX_TESTED_LAYERS)
-    return (-1, *sorted({*range(0, num_layers, step), num_layers - 1}))
+    return (EMBEDDING, *sorted({*range(0, num_layers, step), num_layers - 1}))
 
 
 def _quantization(folder: CheckpointFolder) -> str | None:

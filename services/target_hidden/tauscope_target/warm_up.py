@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from tauscope_target.engine import TorchEngine
-from tauscope_target.jobs import HiddenJob
+from tauscope_target.jobs import HiddenJob, LogitsSpec
+from tauscope_target.logits import rows_at_once
 from tauscope_target.selftests import SelfTestPlan, jobs_for
 
 LONG_PASSES_PROVED = 2
@@ -20,7 +21,9 @@ def warm_up(engine: TorchEngine, tests: SelfTestPlan) -> None:
 
 
 def fill_a_pass(engine: TorchEngine) -> None:
-    """Run the largest pass once: memory that will not suffice is found now, and its kernels are compiled."""
+    """Run the largest pass once, with as many logits as are computed at once: memory that will not suffice is found
+    now, and kernels are compiled.
+    """
     facts = engine.facts
     random = np.random.default_rng(0)
     runner = engine.parts.runner
@@ -29,9 +32,12 @@ def fill_a_pass(engine: TorchEngine) -> None:
     if on_device < longest and on_device <= LONG_PASSES_PROVED * facts.pass_tokens:
         from_host = min(longest, on_device + 2 * (runner.long_chunk_tokens or 1))
         lengths.insert(0, from_host)  # first: afterwards the weights have all of their room again
+    head = engine.parts.head
+    logits = LogitsSpec(1, next_token=True) if head is not None else None
+    rows = rows_at_once(head) if head is not None else 1
     for length in lengths:
         ids = random.integers(0, facts.model.vocab_size, max(1, length), dtype=np.int32)
-        job = HiddenJob(ids, (facts.deepest_layer,), False, len(ids) - 1, len(ids))
+        job = HiddenJob(ids, (facts.deepest_layer,), False, max(0, len(ids) - rows), len(ids), logits=logits)
         for outcome in engine.execute([job] * max(1, facts.pass_tokens // len(ids))):
             if isinstance(outcome, BaseException):
                 raise outcome
