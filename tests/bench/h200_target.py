@@ -515,6 +515,8 @@ def neighbour(shape: Shape, engine: TorchEngine, device: torch.device) -> dict[s
             found[name] = {"our_tokens_per_s": passes * tokens / (time.time() - begun)}
         process.stdin.close()
         marks = [float(line) for line in process.stdout.read().split()]
+    if process.returncode != 0:
+        raise RuntimeError(f"the neighbour failed with {process.returncode}")
     for name, (begun, ended) in windows.items():
         count = sum(begun <= mark < ended for mark in marks)
         found[name]["neighbour_per_s"] = count / (ended - begun)

@@ -132,6 +132,18 @@ def test_compose_opens_nothing_beyond_loopback_and_hardens_its_containers() -> N
             assert any(word.startswith("--keys=") for word in service["command"])
 
 
+def test_compiled_kernels_outlive_the_containers_of_compose() -> None:
+    document = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+    made = re.search(r"install --directory --mode=1777 (\S+)", (DEPLOY / "containers" / "Dockerfile").read_text())
+    assert made is not None
+    for service in SERVICES:
+        found = document["services"][service]
+        mounts = dict(entry.split(":", 1) for entry in found["volumes"] if not entry.startswith("${"))
+        (place,) = [mounts[volume] for volume in document["volumes"]]
+        assert place == made[1], "a new volume takes its mode from the folder of the image"
+        assert all(path.startswith(f"{place}/") for path in found["environment"].values())
+
+
 def test_every_variable_that_compose_requires_is_in_the_example() -> None:
     text = (DEPLOY / "compose" / "compose.yaml").read_text()
     example = variables((DEPLOY / "compose" / ".env.example").read_text())
