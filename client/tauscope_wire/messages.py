@@ -65,7 +65,7 @@ class Numerics(Answer):
         weights_dtype: dtype of the weights as held.
         quantization: name of the checkpoint's quantisation, or None.
         device: `cpu` or `cuda`; `device_name` is the hardware's own name.
-        attention: attention implementation (`sdpa`, ...).
+        attention: what really ran for full attention: `sdpa`, `eager`, ...
         weights_mode: `resident`, `streamed` or `cpu`.
         linear_attention: what really ran for gated delta layers: `fla`, `torch-reference`, or None without such layers.
         convolution: what really ran for their short convolution: `causal-conv1d`, `fla`, `torch`, or None.

@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Any
 
 from torch import nn
-from transformers import AttentionInterface
 
 from tauscope_wire.errors import ErrorCode, InternalError
 
@@ -125,6 +124,8 @@ class KernelWatch:
             )
 
     def _read(self) -> list[Any]:
+        from transformers import AttentionInterface  # not before `guard` has run
+
         attention = AttentionInterface().get(self._config._attn_implementation)
         return [attention, *(scope.get(name) for scope in self._scopes for name in _BOUND_NAMES)]
 

@@ -23,7 +23,9 @@ def golden_command(
     out: Annotated[Path, typer.Option(help="File to write, *.safetensors.")],
     *,
     layers: Annotated[str | None, typer.Option(help="Layers to capture, e.g. 1,16,31,46,61; all if left out.")] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes a GPU if there is one.")] = "auto",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="auto: the GPU with most free memory.")
+    ] = "auto",
     compute_dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="As for serving.")] = "auto",
     weights: Annotated[Literal["auto", "resident", "streamed", "cpu"], typer.Option(help="As for serving.")] = "auto",
     gpu_memory: Annotated[str | None, typer.Option(help="As for serving.")] = None,

@@ -36,7 +36,9 @@ def serve_command(
         Path | None, typer.Option(help="Checkpoint folder (safetensors) to serve.", show_default=False)
     ] = None,
     model_id: Annotated[str | None, typer.Option(help="Name in answers; the folder's name if left out.")] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes a GPU if there is one.")] = "auto",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="auto: the GPU with most free memory.")
+    ] = "auto",
     devices: Annotated[
         str | None, typer.Option(help="GPUs that a resident model is spread over, e.g. 0,1; one GPU if left out.")
     ] = None,
