@@ -12,6 +12,7 @@ from tauscope_target.duty import SHARED_DUTY
 from tauscope_target.fitting import LONG_TOKENS, MIXER_COMPUTE, fit, fit_cap, overlapped
 from tauscope_target.memory import (
     CONTEXT_BYTES,
+    KEPT_FREE_BYTES,
     ONE_LAYER,
     RESERVE_BYTES,
     SPARE_MATRIX,
@@ -208,7 +209,7 @@ def test_a_context_that_turns_out_larger_makes_the_pass_smaller_or_is_refused() 
 
 def test_tensors_leave_a_reserve_of_what_was_free_and_never_exceed_a_cap() -> None:
     facts = replace(memory(4), context_to_come=GIB // 2)
-    free = 4 * GIB - GIB // 2 - RESERVE_BYTES
+    free = 4 * GIB - GIB // 2 - KEPT_FREE_BYTES
     assert tensor_bound(ModeRequest(), facts, context=None) == free
     assert tensor_bound(ModeRequest(gpu_memory=40 * GIB), facts, context=2 * GIB) == free
     capped = ModeRequest(gpu_memory=2 * GIB)

@@ -15,7 +15,9 @@ on one H200: 0.845 GiB). Where the driver tells more after the warm-up, that cou
 BARE_CONTEXT_BYTES = 512 << 20
 """The part of it that is taken before anything has run, where the driver does not tell."""
 RESERVE_BYTES = 128 << 20
-"""Left free below the cap: allocator slack and what a kernel takes for itself."""
+"""Left out of every plan: allocator slack and what a kernel takes for itself."""
+KEPT_FREE_BYTES = RESERVE_BYTES // 2
+"""Of what was free on the device at the start, never taken: the allocator refuses."""
 BLOCK_ELEMENTS: Mapping[Mode, int] = {"resident": 1 << 24, "cpu": 1 << 24, "streamed": 1 << 21}
 """Most logits of a block by mode: rows x vocabulary never exists at once."""
 BLOCK_VOCAB: Mapping[Mode, int] = {"resident": 1 << 15, "cpu": 1 << 15, "streamed": 1 << 9}

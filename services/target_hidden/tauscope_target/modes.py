@@ -16,6 +16,7 @@ from tauscope_target.layer_runs import ResidentWeights
 from tauscope_target.loading import Allocate, LoadingPlan
 from tauscope_target.logits import ResidentHead
 from tauscope_target.memory import (
+    KEPT_FREE_BYTES,
     RESERVE_BYTES,
     Budget,
     Mode,
@@ -115,7 +116,7 @@ def apply_bound(request: ModeRequest, memory: MemoryFacts, device: torch.device)
 
 
 def tensor_bound(request: ModeRequest, memory: MemoryFacts, *, context: int | None) -> int:
-    """Most bytes of tensors: a reserve of what was free stays free, and a cap is never exceeded.
+    """Most bytes of tensors: some of what was free stays free, and a cap is never exceeded.
 
     Args:
         request: with the cap, if there is one.
@@ -123,7 +124,7 @@ def tensor_bound(request: ModeRequest, memory: MemoryFacts, *, context: int | No
         context: what the process takes beside tensors by now, or None where the driver does not tell.
     """
     assert memory.gpu_free is not None
-    allowed = memory.gpu_free - memory.context_to_come - RESERVE_BYTES
+    allowed = memory.gpu_free - memory.context_to_come - KEPT_FREE_BYTES
     if request.gpu_memory is not None:
         allowed = min(allowed, request.gpu_memory - max(memory.context, context or 0))
     return max(0, allowed)
