@@ -111,6 +111,9 @@ def test_a_handle_gives_the_same_data_as_the_inline_answer(service: Connection, 
     assert part.positions == (10, 20)
     assert inline.states is not None
     np.testing.assert_array_equal(part.states, inline.states[1:, 10:20])
+    turned = service.get_tensors(f"/hidden_states/{kept.handle}", {"planes": "3,1", "stop": 7}, read_hidden)
+    assert turned.planes == (3, 1)
+    np.testing.assert_array_equal(turned.states, inline.states[::-1, :7])
 
 
 def passes(url: str) -> float:

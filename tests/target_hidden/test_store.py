@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tauscope_target.answers import part_of
 from tauscope_target.handles import handle_of
 from tauscope_target.jobs import HiddenJob, LogitsSpec
 from tauscope_target.store import HandleStore
 from tauscope_target.stored import StoredStates, stored
 from tauscope_wire.errors import ErrorCode, GoneError, QuotaError, TooLargeError, UnavailableError
+from tauscope_wire.layers import Plane
 
 ROW_BYTES = 64 * 4 + 4
 """One float32 row of 64 values and its token id."""
@@ -43,6 +45,22 @@ def held(kept: HandleStore, *handles: str, caller: str = "ann") -> list[bool]:
         except GoneError:
             found.append(False)
     return found
+
+
+@pytest.mark.parametrize("planes", [(5, 1), (1, 5, 3), (3,), None])
+def test_any_part_of_an_entry_is_sent_from_where_it_lies(planes: tuple[Plane, ...] | None) -> None:
+    states = np.arange(3 * 10 * 4, dtype=np.float32).reshape(3, 10, 4)
+    ids = np.arange(30, dtype=np.int32)
+    kept = stored(
+        planes=(1, 3, 5), dtype="float32", token_ids=ids, start=20, states=states, logits=None, owner="a", shared=False
+    )
+    names = planes or (1, 3, 5)
+    chunks = part_of(kept, planes=planes, start=22, stop=29).chunks(max_bytes=len(names) * 3 * 4 * 4)
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(22, 25), (25, 28), (28, 29)]
+    parts = [[np.asarray(plane) for plane in chunk.data] for chunk in chunks]
+    order = [kept.planes.index(name) for name in names]
+    np.testing.assert_array_equal(np.concatenate([np.stack(part) for part in parts], axis=1), states[order, 2:9])
+    assert all(np.shares_memory(plane, states) for part in parts for plane in part)
 
 
 def test_the_oldest_goes_first_when_the_budget_is_used_up() -> None:

@@ -1,9 +1,10 @@
 """Answers of `/hidden_states` from stored or fresh states: the msgpack body and the JSON receipt."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 
 from tauscope_target.jobs import TargetFacts
 from tauscope_target.stored import StoredStates
@@ -12,14 +13,53 @@ from tauscope_wire.errors import ErrorCode, RequestError
 from tauscope_wire.layers import FINAL_NORM, Plane
 from tauscope_wire.messages import HIDDEN_SCHEMA, HiddenReceipt
 from tauscope_wire.tensors import LogitsSummary
-from tauscope_wire.writer import chunks_of, hidden_body
+from tauscope_wire.writer import TensorChunk, hidden_body
 
 CHUNK_BYTES = 64 << 20
 """Payload of a chunk: a checksum error is found after at most this much, and a reader can stop there."""
 
 
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What an answer takes of an entry; views, nothing is copied.
+
+    Attributes:
+        entry: where it is from.
+        planes: names in the order of the answer.
+        states: one view [n, H] for each plane.
+        start: position of the first row.
+        stop: one past the last position.
+        logits: summary at the same positions, or None.
+        digest: xxh3_128 over the states, where it is known.
+    """
+
+    entry: StoredStates
+    planes: tuple[Plane, ...]
+    states: Sequence[npt.NDArray[Any]]
+    start: int
+    stop: int
+    logits: LogitsSummary | None
+    digest: str | None
+
+    def chunks(self, *, max_bytes: int) -> list[TensorChunk]:
+        """All of it, in chunks of at most `max_bytes`, or a row."""
+        rows = max(1, max_bytes // max(1, sum(plane[:1].nbytes for plane in self.states)))
+        count = self.stop - self.start
+        ranges = [(low, min(low + rows, count)) for low in range(0, count, rows)]
+        return [
+            TensorChunk(self.start + low, self.start + high, [plane[low:high] for plane in self.states])
+            for low, high in ranges
+        ]
+
+
+def whole(entry: StoredStates) -> Selection:
+    """All of an entry."""
+    states = list(entry.states)
+    return Selection(entry, entry.planes, states, entry.start, entry.stop, entry.logits, entry.digest or None)
+
+
 def body_of(
-    entry: StoredStates,
+    selection: Selection,
     *,
     facts: TargetFacts,
     request_id: str,
@@ -28,23 +68,22 @@ def body_of(
     timing_ms: Mapping[str, float],
     with_data: bool = True,
 ) -> Body:
-    """The msgpack answer with all of an entry's states, or with everything but them; payloads alias the entry."""
-    num_planes, num_rows, hidden = entry.states.shape
-    row_bytes = max(1, num_planes * hidden * entry.states.itemsize)
+    """The msgpack answer with all states of a selection, or with everything but them; payloads alias the entry."""
+    entry = selection.entry
     return hidden_body(
         request_id=request_id,
         model=facts.model,
         numerics=facts.numerics,
         requested=requested,
-        planes=entry.planes,
+        planes=selection.planes,
         dtype=entry.dtype,
         token_ids=entry.token_ids,
-        positions=(entry.start, entry.stop),
-        shape=(num_planes, num_rows, hidden),
+        positions=(selection.start, selection.stop),
+        shape=(len(selection.planes), selection.stop - selection.start, entry.states.shape[2]),
         handle=handle,
-        chunks=chunks_of(entry.states, entry.start, max_rows=max(1, CHUNK_BYTES // row_bytes)) if with_data else (),
-        digest=entry.digest or None,
-        logits=entry.logits,
+        chunks=selection.chunks(max_bytes=CHUNK_BYTES) if with_data else (),
+        digest=selection.digest,
+        logits=selection.logits,
         timing_ms=timing_ms,
     )
 
@@ -79,12 +118,8 @@ def receipt_of(
     )
 
 
-def part_of(
-    entry: StoredStates, *, planes: Sequence[Plane] | None, start: int | None, stop: int | None
-) -> StoredStates:
+def part_of(entry: StoredStates, *, planes: Sequence[Plane] | None, start: int | None, stop: int | None) -> Selection:
     """Some planes and positions of an entry, in the order asked for.
-
-    One contiguous plane range and all rows is a view; anything else copies the rows asked for, and only those.
 
     Raises:
         RequestError: a plane or position that the entry does not hold.
@@ -107,24 +142,11 @@ def part_of(
             details={"low": entry.start, "high": entry.stop},
         )
     if names == entry.planes and (low, high) == (entry.start, entry.stop):
-        return entry
+        return whole(entry)
     rows = slice(low - entry.start, high - entry.start)
-    order = [entry.planes.index(plane) for plane in names]
-    if order == list(range(order[0], order[0] + len(order))) if order else True:
-        states = entry.states[order[0] : order[0] + len(order), rows] if order else entry.states[:0, rows]
-    else:
-        states = np.stack([entry.states[index, rows] for index in order])
-    return StoredStates(
-        planes=names,
-        dtype=entry.dtype,
-        token_ids=entry.token_ids,
-        start=low,
-        states=states,
-        logits=None if entry.logits is None else _rows_of(entry.logits, rows),
-        owner=entry.owner,
-        shared=entry.shared,
-        digest="",
-    )
+    states = [entry.states[entry.planes.index(plane), rows] for plane in names]
+    logits = None if entry.logits is None else _rows_of(entry.logits, rows)
+    return Selection(entry, names, states, low, high, logits, digest=None)
 
 
 def parse_planes(text: str) -> list[Plane]:

@@ -17,7 +17,7 @@ from tauscope_serving.bodies import described_body, read_body
 from tauscope_serving.disconnect import until_disconnect
 from tauscope_serving.errors import request_id
 from tauscope_serving.keys import Principal
-from tauscope_target.answers import body_of, parse_planes, part_of, receipt_of
+from tauscope_target.answers import body_of, parse_planes, part_of, receipt_of, whole
 from tauscope_target.handles import handle_of, numerics_digest
 from tauscope_target.jobs import HiddenJob, HiddenResult
 from tauscope_target.parts import TargetParts
@@ -123,7 +123,7 @@ class HiddenRoutes:
             if with_data:
                 await parts.charge_answer(request, caller, num_bytes=answer_bytes(outcome.job, facts))
             answer = body_of(
-                entry,
+                whole(entry),
                 facts=facts,
                 request_id=request_id(request),
                 requested=requested,
@@ -145,7 +145,7 @@ class HiddenRoutes:
         is_sent_later = False
         try:
             planes = parse_planes(part.planes) if part.planes is not None else None
-            chosen = await asyncio.to_thread(part_of, entry, planes=planes, start=part.start, stop=part.stop)
+            chosen = part_of(entry, planes=planes, start=part.start, stop=part.stop)
             layers = [plane for plane in chosen.planes if isinstance(plane, int)]
             body = body_of(
                 chosen,
