@@ -56,7 +56,8 @@ def test_a_run_killed_half_way_is_continued_to_the_same_results(
 
 
 def test_an_interrupt_ends_with_one_line_and_its_own_exit_code(tmp_path: Path, prompts: Path, services: Any) -> None:
-    command = [sys.executable, "-m", "tauscope_client.cli", *line(prompts, tmp_path / "run", services)]
+    program = [sys.executable, "-m", "tauscope_client.cli", *line(prompts, tmp_path / "run", services)]
+    command = ["env", "--default-signal=INT", *program]  # tests in the background of a shell ignore interrupts
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         assert process.stderr is not None
         said = []
