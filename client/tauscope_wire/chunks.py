@@ -30,11 +30,23 @@ class TensorChunk:
     xxh3_128: str | None = None
 
 
-def chunks_of(states: npt.NDArray[Any], start: int, *, max_rows: int) -> list[TensorChunk]:
-    """Cut states [planes, positions, hidden] whose first row is position `start` into chunks of views."""
-    num_rows = states.shape[1]
+def chunks_of(
+    states: npt.NDArray[Any] | Sequence[npt.NDArray[Any]], start: int, *, max_rows: int, num_rows: int | None = None
+) -> list[TensorChunk]:
+    """Cut states into chunks of views.
+
+    Args:
+        states: [planes, positions, hidden], or an array [positions, hidden] for each plane.
+        start: position of the first row.
+        max_rows: most positions of a chunk.
+        num_rows: positions, where there may be no plane; else those of the first one.
+    """
+    if num_rows is None:
+        num_rows = states.shape[1] if isinstance(states, np.ndarray) else len(states[0])
     return [
-        TensorChunk(start + low, start + min(low + max_rows, num_rows), list(states[:, low : low + max_rows]))
+        TensorChunk(
+            start + low, start + min(low + max_rows, num_rows), [plane[low : low + max_rows] for plane in states]
+        )
         for low in range(0, num_rows, max_rows)
     ]
 

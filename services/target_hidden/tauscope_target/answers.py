@@ -13,7 +13,7 @@ from tauscope_wire.errors import ErrorCode, RequestError
 from tauscope_wire.layers import FINAL_NORM, Plane
 from tauscope_wire.messages import HIDDEN_SCHEMA, HiddenReceipt
 from tauscope_wire.tensors import LogitsSummary
-from tauscope_wire.writer import TensorChunk, hidden_body
+from tauscope_wire.writer import TensorChunk, chunks_of, hidden_body
 
 CHUNK_BYTES = 64 << 20
 """Payload of a chunk: a checksum error is found after at most this much, and a reader can stop there."""
@@ -44,12 +44,7 @@ class Selection:
     def chunks(self, *, max_bytes: int) -> list[TensorChunk]:
         """All of it, in chunks of at most `max_bytes`, or a row."""
         rows = max(1, max_bytes // max(1, sum(plane[:1].nbytes for plane in self.states)))
-        count = self.stop - self.start
-        ranges = [(low, min(low + rows, count)) for low in range(0, count, rows)]
-        return [
-            TensorChunk(self.start + low, self.start + high, [plane[low:high] for plane in self.states])
-            for low, high in ranges
-        ]
+        return chunks_of(self.states, self.start, max_rows=rows, num_rows=self.stop - self.start)
 
 
 def whole(entry: StoredStates) -> Selection:
